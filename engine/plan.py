@@ -1,8 +1,8 @@
 """What one step shall do, and what it did: the frozen border between the deciding half and the computing half.
 
-The scheduler decides a StepPlan without touching a device; the runner carries it out and answers with a StepResult. There is
-no prefill phase and no decode phase: a chunk is whatever part of a sequence's tokens has no KV yet and fits the step's
-token budget, so a new prompt, a chunk of one, a decode step and a resumption after preemption are one case.
+The scheduler decides a StepPlan without touching a device; the runner carries it out and answers with a StepResult.
+There is no prefill phase and no decode phase: a chunk is whatever part of a sequence's tokens has no KV yet and fits
+the step's token budget, so a new prompt, a chunk of one, a decode step and a resumption after preemption are one case.
 """
 
 from __future__ import annotations
