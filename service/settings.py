@@ -1,7 +1,7 @@
 """Settings of every process, read once from the environment at the root and passed down.
 
-A command that finds no PENNYWEIGHT_DATABASE_URL looks for a home folder that `pennyweight up` has written: PENNYWEIGHT_HOME,
-else ``.pennyweight`` in the current folder or one above it.
+A command that finds no PENNYWEIGHT_DATABASE_URL looks for a home folder that `pennyweight up` has written:
+PENNYWEIGHT_HOME, else ``.pennyweight`` in the current folder or one above it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Settings:
     redis_url: str  # redis://…, rediss://… or unix://…
     home: Path  # spools and other local state of this machine's processes
 
-    # Limits and leases, in seconds
-    lease_s: float = 10.0  # a boot without progress for so long is dead
-    request_timeout_s: float = 600.0  # deadline of a request, from its admission
-    settle_grace_s: float = 30.0  # after the deadline, before the sweeper settles in the owner's place
-    failover_wait_s: float = 60.0  # how long a running request waits for a living worker
-    drain_s: float = 30.0  # after SIGTERM, for what is running
-    key_cache_s: float = 2.0  # how long a key is believed without asking Postgres again
-    key_stale_s: float = 600.0  # how long a known key is believed while Postgres is away
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int  # of a request
+    # In seconds
+    lease_s: float  # a boot without progress for so long is dead
+    request_timeout_s: float  # deadline of a request, from its admission
+    settle_grace_s: float  # after the deadline, before the sweeper settles in the owner's place
+    failover_wait_s: float  # how long a running request waits for a living worker
+    drain_s: float  # after SIGTERM, for what is running
+    key_cache_s: float  # how long a key is believed without asking Postgres again
+    key_stale_s: float  # how long a known key is believed while Postgres is away
 
     @property
     def spool(self) -> Path:
@@ -45,25 +45,19 @@ class Settings:
         """Raises SettingsError."""
         home = find_home(environment)
         urls = _urls(environment, home)
-        numbers: dict[str, float] = {}
-        for name in _NUMBERS:
-            text = environment.get(f"PENNYWEIGHT_{name.upper()}")
-            if text is not None:
-                numbers[name] = _number(name, text)
-        body = int(numbers.pop("max_body_bytes", cls.max_body_bytes))
-        return cls(database_url=urls[0], redis_url=urls[1], home=home, max_body_bytes=body, **numbers)
-
-
-_NUMBERS = (
-    "lease_s",
-    "request_timeout_s",
-    "settle_grace_s",
-    "failover_wait_s",
-    "drain_s",
-    "key_cache_s",
-    "key_stale_s",
-    "max_body_bytes",
-)
+        return cls(
+            database_url=urls[0],
+            redis_url=urls[1],
+            home=home,
+            max_body_bytes=int(_positive(environment, "MAX_BODY_BYTES", 4 << 20)),
+            lease_s=_positive(environment, "LEASE_S", 10),
+            request_timeout_s=_positive(environment, "REQUEST_TIMEOUT_S", 600),
+            settle_grace_s=_positive(environment, "SETTLE_GRACE_S", 30),
+            failover_wait_s=_positive(environment, "FAILOVER_WAIT_S", 60),
+            drain_s=_positive(environment, "DRAIN_S", 30),
+            key_cache_s=_positive(environment, "KEY_CACHE_S", 2),
+            key_stale_s=_positive(environment, "KEY_STALE_S", 600),
+        )
 
 
 def find_home(environment: Mapping[str, str] = os.environ) -> Path:
@@ -91,11 +85,14 @@ def _urls(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
         ) from error
 
 
-def _number(name: str, text: str) -> float:
+def _positive(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(f"PENNYWEIGHT_{name}")
+    if text is None:
+        return default
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if value <= 0:
-        raise SettingsError(f"PENNYWEIGHT_{name.upper()} must be a positive number, not {text!r}.")
+    if not 0 < value < float("inf"):
+        raise SettingsError(f"PENNYWEIGHT_{name} must be a positive number, not {text!r}.")
     return value
