@@ -50,7 +50,29 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"  # an Abort took effect
     EXPIRED = "expired"  # the deadline or max_device_seconds passed
     REFUSED = "refused"  # can never fit this worker; Event.error says why
-    FAILED = "failed"  # the worker failed it; Event.error is a code, never a text of users
+    FAILED = "failed"  # the worker failed it; Event.error says why
+
+
+class ErrorCode(StrEnum):
+    """Event.error and AttemptReport.error: what went wrong, in a word that an owner can turn into its own error."""
+
+    # With REFUSED: the same job would be refused again by any worker of this deployment.
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # prompt + max_tokens is longer than the model's context
+    KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"  # prompt + max_tokens is longer than the worker's KV memory
+    EMPTY_PROMPT = "empty_prompt"
+    OUT_OF_VOCABULARY = "out_of_vocabulary"  # a token id that the model does not have
+    INVALID_SAMPLING = "invalid_sampling"
+    UNSUPPORTED_KIND = "unsupported_kind"
+    UNSUPPORTED_CHOICES = "unsupported_choices"
+    UNSUPPORTED_ADAPTER = "unsupported_adapter"
+    UNSUPPORTED_GRAMMAR = "unsupported_grammar"
+    # With EXPIRED
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    DEVICE_SECONDS_EXCEEDED = "device_seconds_exceeded"
+    # With FAILED
+    STEP_FAILED = "step_failed"  # the step that held it raised
+    OWNER_FAILED = "owner_failed"  # its owner gave up on it
+    OWNER_LOST = "owner_lost"  # its owner's lease lapsed; in reports only
 
 
 class AbortReason(StrEnum):
@@ -173,7 +195,7 @@ class Event(Message, frozen=True, kw_only=True, array_like=True):
     finish: FinishReason | None = None
     cached_tokens: int = 0
     queue_ns: int = 0  # enqueued (stream id) until first scheduled; known from the first event on
-    error: str = ""  # machine-readable code with REFUSED and FAILED
+    error: str = ""  # an ErrorCode with REFUSED, EXPIRED and FAILED
     logprobs: list[float] | None = None
 
 
