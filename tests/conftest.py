@@ -1,0 +1,120 @@
+"""Real servers and real weights for every test, started once and shared.
+
+The servers' folders are temporary, with a name that any user of the machine can reach: PostgreSQL doesn't run as root.
+No fixture touches a home of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from service.home.children import Guard
+from service.home.model import default_gguf
+from service.home.ports import free_port
+from service.home.postgres import Postgres
+from service.home.valkey import Valkey
+
+ROOT = Path(__file__).parents[1]
+TEMPLATE = "template_pennyweight"
+
+
+@pytest.fixture(scope="session")
+def server_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pennyweight-test-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def guard(server_folder: Path) -> Iterator[Guard]:
+    guard = Guard(server_folder / "guard.lock", print)
+    yield guard
+    guard.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(server_folder: Path, guard: Guard) -> Iterator[Postgres]:
+    log = server_folder / "postgres.log"
+    server = Postgres(
+        server_folder / "postgres", secrets.token_hex(8), free_port(), log=log, guard=guard, durable=False
+    )
+    server.start(print)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey_server(server_folder: Path, guard: Guard) -> Iterator[Valkey]:
+    log = server_folder / "valkey.log"
+    server = Valkey(server_folder / "valkey", secrets.token_hex(8), free_port(), log=log, guard=guard, durable=False)
+    server.start(print)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_server: Postgres) -> str:
+    """A database that the migrations made; its clones cost some 50 ms."""
+    _create(postgres_server, TEMPLATE, template="template0")
+    if (ROOT / "migrations/env.py").exists():
+        subprocess.run(
+            [sys.executable, "-m", "alembic", "upgrade", "head"],
+            cwd=ROOT,
+            env={**os.environ, "PENNYWEIGHT_DATABASE_URL": postgres_server.url(TEMPLATE)},
+            check=True,
+        )
+    return TEMPLATE
+
+
+@pytest.fixture
+def database_url(postgres_server: Postgres, template_database: str) -> Iterator[str]:
+    """A fresh database with every table, gone after the test."""
+    yield from _database(postgres_server, template_database)
+
+
+@pytest.fixture
+def empty_database_url(postgres_server: Postgres) -> Iterator[str]:
+    """A database without tables, gone after the test."""
+    yield from _database(postgres_server, "template0")
+
+
+@pytest.fixture
+def redis_url(valkey_server: Valkey) -> str:
+    """Empty, and shared by the tests: nothing that an earlier test started may still use it."""
+    with redis.Redis.from_url(valkey_server.url()) as connection:
+        connection.flushall()
+        connection.script_flush()
+    return valkey_server.url()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, quantised to Q4_1; downloaded once into the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return default_gguf(cache / "pennyweight", print)
+
+
+def _database(server: Postgres, template: str) -> Iterator[str]:
+    name = f"test_{uuid.uuid4().hex}"
+    _create(server, name, template=template)
+    yield server.url(name)
+    with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _create(server: Postgres, name: str, *, template: str) -> None:
+    with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
