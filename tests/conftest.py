@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -20,13 +18,13 @@ import psycopg
 import pytest
 import redis
 
+from billing.schema import upgrade
 from service.home.children import Guard
 from service.home.model import default_gguf
 from service.home.ports import free_port
 from service.home.postgres import Postgres
 from service.home.valkey import Valkey
 
-ROOT = Path(__file__).parents[1]
 TEMPLATE = "template_pennyweight"
 
 
@@ -69,13 +67,7 @@ def valkey_server(server_folder: Path, guard: Guard) -> Iterator[Valkey]:
 def template_database(postgres_server: Postgres) -> str:
     """A database that the migrations made; its clones cost some 50 ms."""
     _create(postgres_server, TEMPLATE, template="template0")
-    if (ROOT / "migrations/env.py").exists():
-        subprocess.run(
-            [sys.executable, "-m", "alembic", "upgrade", "head"],
-            cwd=ROOT,
-            env={**os.environ, "PENNYWEIGHT_DATABASE_URL": postgres_server.url(TEMPLATE)},
-            check=True,
-        )
+    upgrade(postgres_server.url(TEMPLATE))
     return TEMPLATE
 
 
