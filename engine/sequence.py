@@ -1,0 +1,110 @@
+"""One choice of one attempt on its way: which tokens are known, and of which the KV exists.
+
+    tokens   [0 ············ prompt ······ given ············ len(tokens))
+              what the job asks     resumed       drawn by this attempt
+    KV       [0 ······· computed)           rows that the block table holds
+    lost     [computed ······· watermark)   rows computed once and thrown away by a preemption
+
+Ranges are half-open. ``tokens`` only grows. ``computed`` grows with every step and falls to 0 with a preemption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from engine.plan import Chunk
+from engine.protocol import FinishReason, Job, JobClass
+
+_RANK = {klass: rank for rank, klass in enumerate(JobClass)}
+
+
+class Place(Enum):
+    OUTSIDE = auto()  # of the scheduler: not yet or no longer with it
+    WAITING = auto()
+    RUNNING = auto()
+
+
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
+class Sequence:
+    job: Job
+    choice: int = 0
+    arrival: int  # 0, 1, 2 … in the order in which the engine took them
+    tokens: list[int]
+    prompt: int
+    given: int
+    computed: int = 0
+    watermark: int = 0
+    place: Place = Place.OUTSIDE
+    preemptions: int = 0
+    kv_block_ns: int = 0  # Σ over held blocks of the time held, up to the last release
+    # Monotonic nanoseconds; None: has not happened
+    received_at: float  # UTC seconds
+    received_ns: int
+    inbox_ns: int  # waited in the inbox stream before that
+    scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+
+    @property
+    def missing(self) -> int:
+        """Rows to compute before the next token can be drawn. At least one token is always computed, whatever KV is
+        already there: the next token comes from the logits of the last row.
+        """
+        return max(1, len(self.tokens) - self.computed)
+
+    @property
+    def completion(self) -> int:
+        """Tokens of the completion so far, resumed ones included; the index and noise position of the next."""
+        return len(self.tokens) - self.prompt
+
+    @property
+    def queue_ns(self) -> int:
+        return 0 if self.scheduled_ns is None else self.inbox_ns + self.scheduled_ns - self.received_ns
+
+    @property
+    def resumed(self) -> int:
+        return self.given - self.prompt
+
+    def order(self) -> tuple[int, int]:
+        """Who goes first: class, then arrival. Fairness between tenants belongs here and nowhere else."""
+        return _RANK[self.job.klass], self.arrival
+
+    def chunk(self, rows: int, blocks: list[int], eos: tuple[int, ...]) -> Chunk:
+        start = len(self.tokens) - self.missing
+        end = start + rows
+        return Chunk(
+            request_id=self.job.request_id,
+            choice=self.choice,
+            tokens=self.tokens[start:end],
+            start=start,
+            blocks=tuple(blocks),
+            given=self.given,
+            watermark=self.watermark,
+            draws=end == len(self.tokens),
+            position=self.completion,
+            sampling=self.job.sampling,
+            banned=self._banned(eos),
+        )
+
+    def advance(self, chunk: Chunk, token: int | None) -> None:
+        """The chunk has run: its rows have KV, and it drew ``token`` if it caught up."""
+        self.computed = chunk.end
+        self.watermark = max(self.watermark, self.computed)
+        if token is not None:
+            self.tokens.append(token)
+
+    def finish(self, eos: tuple[int, ...]) -> FinishReason | None:
+        """Whether the last known token ends the completion. Also says it of a resumed completion that had ended."""
+        sampling = self.job.sampling
+        if self.completion:
+            last = self.tokens[-1]
+            if last in sampling.stop_token_ids or (last in eos and not sampling.ignore_eos):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.completion >= sampling.max_tokens else None
+
+    def _banned(self, eos: tuple[int, ...]) -> tuple[int, ...]:
+        """What would end the completion must not be drawn before ``min_tokens``."""
+        sampling = self.job.sampling
+        if self.completion >= sampling.min_tokens:
+            return ()
+        return sampling.stop_token_ids if sampling.ignore_eos else eos + sampling.stop_token_ids

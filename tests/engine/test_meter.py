@@ -1,0 +1,304 @@
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.meter import attended, largest_remainder, shares, unaccounted_ns
+from engine.plan import Chunk
+from engine.protocol import AbortReason, AttemptReport, Interval, JobClass, Outcome, Sampling
+from engine.timeline import Span, Timeline
+from tests.engine.world import TENANT_A, TENANT_B, Clock, World, job, limits
+
+
+def chunk(rows: int, start: int = 0) -> Chunk:
+    return Chunk(
+        request_id=UUID(int=1),
+        choice=0,
+        tokens=[1] * rows,
+        start=start,
+        blocks=(0,),
+        given=start + rows,
+        watermark=0,
+        draws=True,
+        position=0,
+        sampling=Sampling(max_tokens=1),
+    )
+
+
+chunks = st.lists(st.builds(chunk, st.integers(1, 4096), st.integers(0, 100_000)), min_size=1, max_size=40)
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**20), min_size=1, max_size=40).filter(any))
+def test_parts_add_up_and_each_is_within_one_of_its_proportion(total: int, weights: list[int]) -> None:
+    parts = largest_remainder(total, weights)
+    assert sum(parts) == total
+    whole = sum(weights)
+    assert all(abs(part * whole - total * weight) < whole for part, weight in zip(parts, weights, strict=True))
+
+
+@given(st.integers(0, 10**12), chunks, st.integers(0, 100))
+def test_shares_add_up_to_the_step_and_are_never_negative(step_ns: int, plan: list[Chunk], fixed_rows: int) -> None:
+    parts = shares(step_ns, plan, limits(), fixed_rows=fixed_rows)
+    assert sum(parts) == step_ns
+    assert min(parts) >= 0
+
+
+@given(st.integers(10**6, 10**12), chunks)
+def test_who_computes_more_rows_at_the_same_place_never_pays_less(step_ns: int, plan: list[Chunk]) -> None:
+    plan = [chunk(len(each.tokens)) for each in plan]
+    parts = shares(step_ns, plan, limits(), fixed_rows=16)
+    by_rows = sorted(zip((len(each.tokens) for each in plan), parts, strict=True))
+    assert all(less <= more + 1 for (_, less), (_, more) in zip(by_rows, by_rows[1:], strict=False))
+
+
+@given(st.integers(0, 300), st.integers(1, 300))
+def test_attended_pairs_are_counted_exactly(start: int, rows: int) -> None:
+    assert attended(chunk(rows, start)) == sum(position + 1 for position in range(start, start + rows))
+
+
+def test_a_long_context_costs_more_than_a_short_one() -> None:
+    near, far = shares(1_000_000, [chunk(1, 10), chunk(1, 10_000)], limits(), fixed_rows=16)
+    assert far > near
+
+
+def test_in_one_step_a_prompt_of_a_thousand_costs_many_times_one_of_twenty() -> None:
+    short, long = shares(1_000_000_000, [chunk(20), chunk(1000)], limits(), fixed_rows=16)
+    assert long >= 5 * short
+
+
+def test_in_a_shared_run_a_prompt_of_a_thousand_costs_five_times_one_of_twenty() -> None:
+    world = World(EngineConfig(max_batch=4, step_tokens=256), limits(num_blocks=300, context_length=1100))
+    long, short = job(1000, 8), job(20, 8)
+    world.engine.add(long)
+    world.engine.add(short)
+    world.run()
+    assert world.report(long).used_ns >= 5 * world.report(short).used_ns
+
+
+def test_a_timeline_is_in_exactly_one_span_and_loses_only_what_lies_between_the_stamps() -> None:
+    clock = Clock()
+    timeline = Timeline(Span.LOADING, clock)
+    started = timeline.cut_ns
+    clock.ns += 100
+    timeline.enter(Span.IDLE)
+    clock.ns += 50
+    assert timeline.enter(Span.BUSY) == 51
+    clock.ns += 7
+    totals = timeline.cut()
+    assert totals == {Span.LOADING: 101, Span.IDLE: 51, Span.BUSY: 8, Span.OVERHEAD: 0}
+    assert timeline.cut_ns - started - sum(totals.values()) == 2, "two switches, a nanosecond each"
+    clock.ns += 5
+    assert timeline.cut()[Span.BUSY] == 6
+
+
+def test_a_step_is_booked_whole_device_time_to_attempts_the_rest_of_the_call_to_overhead() -> None:
+    world = World()
+    asked = job(5, 1)
+    world.cut()
+    world.runner.duration_ns = lambda _: 1000
+    inner = world.runner.execute
+
+    def slow_host(plan):
+        world.clock.ns += 70
+        return inner(plan)
+
+    world.runner.execute = slow_host
+    world.engine.add(asked)
+    world.run()
+    interval = world.cut()
+    assert (world.report(asked).used_ns, interval.busy_ns) == (1000, 1000)
+    assert interval.overhead_ns >= 70
+    assert 0 <= unaccounted_ns(interval) <= 4
+
+
+def test_a_device_clock_that_runs_ahead_cannot_book_more_than_the_call_took() -> None:
+    world = World()
+    world.runner.execute = _lying(world.runner.execute)
+    world.engine.add(job(5, 1))
+    world.run()
+    assert world.cut().busy_ns == world.outputs[0].held_ns
+
+
+def _lying(inner):
+    def execute(plan):
+        result = inner(plan)
+        return type(result)(drawn=result.drawn, device_ns=result.device_ns * 3, rows=result.rows)
+
+    return execute
+
+
+def test_time_that_recomputes_what_a_preemption_threw_away_is_waste_by_rows() -> None:
+    world = World(EngineConfig(max_batch=4, step_tokens=64), limits(num_blocks=6, block_size=4))
+    jobs = [job(6, 14), job(6, 14)]
+    for each in jobs:
+        world.engine.add(each)
+    world.run()
+    report = world.report(jobs[1])
+    assert report.preemptions == 1
+    assert report.wasted_ns["preemption"] > 0
+    assert world.report(jobs[0]).wasted_ns == {}
+    _check_books(world, [world.cut()])
+
+
+def test_what_came_after_a_stop_string_is_waste_and_what_led_to_it_is_not() -> None:
+    world = World()
+    asked = job(5, 20)
+    world.engine.add(asked)
+    used_after = []
+    for _ in range(6):
+        world.step()
+        used_after.append(world.engine.meter.account(asked.request_id).used_ns)
+    world.engine.abort(asked.request_id, 1, AbortReason.STOP_STRING, keep=4)
+    world.run()
+    report = world.report(asked)
+    assert report.outcome is Outcome.COMPLETED
+    assert report.used_ns == used_after[3]
+    assert report.wasted_ns == {"stop_overshoot": used_after[5] - used_after[3]}
+    _check_books(world, [world.cut()])
+
+
+@pytest.mark.parametrize(("keep", "wasted_steps"), [(None, 0), (6, 0), (99, 0), (0, 6)])
+def test_a_stop_string_abort_wastes_nothing_beyond_what_it_says(keep: int | None, wasted_steps: int) -> None:
+    world = World()
+    asked = job(5, 20)
+    world.engine.add(asked)
+    for _ in range(6):
+        world.step()
+    world.engine.abort(asked.request_id, 1, AbortReason.STOP_STRING, keep=keep)
+    world.run()
+    wasted = world.report(asked).wasted_ns.get("stop_overshoot", 0)
+    assert wasted == (sum(output.result.device_ns for output in world.outputs[:wasted_steps]))
+
+
+def test_keep_counts_tokens_of_the_whole_completion_resumed_ones_included() -> None:
+    world = World()
+    asked = job(5, 20, attempt=2, generated=[7, 8, 9])
+    world.engine.add(asked)
+    for _ in range(3):
+        world.step()
+    used = world.engine.meter.account(asked.request_id).used_after[1]
+    world.engine.abort(asked.request_id, 2, AbortReason.STOP_STRING, keep=5)
+    world.run()
+    assert world.report(asked).used_ns == used
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "cause"),
+    [
+        (AbortReason.CLIENT_GONE, Outcome.CANCELLED, None),
+        (AbortReason.SUPERSEDED, Outcome.SUPERSEDED, "superseded"),
+        (AbortReason.OWNER_LOST, Outcome.CANCELLED, "lost"),
+        (AbortReason.OWNER_FAILED, Outcome.FAILED, "failed"),
+    ],
+)
+def test_an_attempt_that_served_nobody_is_waste_as_a_whole(reason, outcome, cause) -> None:
+    world = World()
+    asked = job(5, 20)
+    world.engine.add(asked)
+    for _ in range(3):
+        world.step()
+    spent = world.engine.meter.account(asked.request_id).used_ns
+    before = world.cut()
+    world.engine.abort(asked.request_id, 1, reason)
+    world.run()
+    report = world.report(asked)
+    assert report.outcome is outcome
+    assert (report.used_ns, report.wasted_ns) == ((0, {cause: spent}) if cause else (spent, {}))
+    closing = world.cut()
+    if cause:
+        assert (closing.busy_ns, closing.waste_ns) == (-spent, spent), "the closing interval books the move"
+    _check_books(world, [before, closing])
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 30), st.integers(0, 12), st.integers(0, 12), st.booleans()),
+        st.tuples(st.just("abort"), st.integers(0, 30), st.sampled_from(AbortReason), st.integers(0, 12)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("fail")),
+        st.tuples(st.just("cut")),
+        st.tuples(st.just("wait"), st.integers(1, 10_000)),
+        st.tuples(st.just("lose owner"), st.integers(0, 2)),
+    ),
+    max_size=60,
+)
+
+
+@given(actions, st.integers(8, 14))
+def test_the_books_close_on_every_cut_whatever_happens(plan: list[tuple], num_blocks: int) -> None:
+    world = World(EngineConfig(max_batch=4, step_tokens=8), limits(num_blocks=num_blocks))
+    jobs = []
+    for action in plan:
+        match action:
+            case ("add", prompt, tokens, resumed, other):
+                known = [5] * min(resumed, tokens)
+                attempt = 1 + bool(known)
+                klass = JobClass.BATCH if other else JobClass.INTERACTIVE
+                tenant, owner = (TENANT_B, "api-1") if other else (TENANT_A, f"api-{prompt % 3}")
+                jobs.append(
+                    job(prompt, tokens, generated=known, attempt=attempt, klass=klass, tenant=tenant, owner=owner)
+                )
+                world.engine.add(jobs[-1])
+            case ("abort", which, reason, keep) if jobs:
+                target = jobs[which % len(jobs)]
+                world.engine.abort(target.request_id, target.attempt, reason, keep=keep)
+            case ("step", count):
+                for _ in range(count):
+                    world.step()
+            case ("fail",):
+                world.runner.raises = [RuntimeError("device")]
+                world.step()
+                world.runner.raises = []
+            case ("cut",):
+                world.cut()
+            case ("wait", ns):
+                world.clock.ns += ns
+            case ("lose owner", which):
+                world.engine.abort_owner(f"api-{which}")
+    world.run()
+    world.cut(last=True)
+    _check_books(world, world.intervals)
+    assert {report.request_id for report in world.reports} == {each.request_id for each in jobs}
+    assert len(world.reports) == len(jobs)
+
+
+def _check_books(world: World, intervals: list[Interval]) -> None:
+    """Identity 1 on every cut and identity 2 over all, each from two independently written sources."""
+    open_ns = 0
+    for interval in intervals:
+        closed = [report for report in world.reports if report.interval == interval.number]
+        assert interval.busy_ns == sum(report.used_ns for report in closed) + interval.open_ns - open_ns
+        open_ns = interval.open_ns
+        assert 0 <= unaccounted_ns(interval)
+    assert open_ns == 0
+    assert all(after.start_ns == before.end_ns for before, after in zip(intervals, intervals[1:], strict=False))
+    assert [i.number for i in intervals] == list(range(intervals[0].number, intervals[-1].number + 1))
+    wasted = sum(sum(report.wasted_ns.values()) for report in world.reports)
+    assert sum(i.waste_ns for i in intervals) == wasted
+    for kind in ("prompt_tokens", "recomputed_tokens", "generated_tokens"):
+        assert sum(getattr(i, kind) for i in intervals) == sum(getattr(r, kind) for r in world.reports)
+    assert sum(i.steps for i in intervals) == sum(o.result is not None for o in world.outputs)
+
+
+def test_steps_that_hold_two_tenants_are_counted() -> None:
+    world = World()
+    world.engine.add(job(3, 4))
+    world.step()
+    world.engine.add(job(3, 2, tenant=TENANT_B))
+    world.run()
+    interval = world.cut()
+    assert (interval.steps, interval.mixed_tenant_steps) == (4, 2)
+
+
+def test_every_report_names_the_interval_in_which_it_closed() -> None:
+    world = World()
+    first, second = job(3, 1), job(3, 2)
+    world.engine.add(first)
+    world.engine.add(second)
+    world.step()
+    world.cut()
+    world.run()
+    assert [report.interval for report in (world.report(first), world.report(second))] == [1, 2]
+    assert isinstance(world.report(first), AttemptReport)
