@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HOME_NAME = ".pennyweight"
 BOOTSTRAP_NAME = "bootstrap.json"
+SECRETS_NAME = "secrets.json"
 
 
 class SettingsError(Exception):
@@ -25,6 +26,7 @@ class Settings:
     database_url: str  # postgresql://…, as libpq takes it
     redis_url: str  # redis://…, rediss://… or unix://…
     home: Path  # spools and other local state of this machine's processes
+    secret: str = field(default="", repr=False)  # seals the texts at rest; "" where the environment and the home have none
 
     max_body_bytes: int  # of a request
     # In seconds
@@ -49,6 +51,7 @@ class Settings:
             database_url=urls[0],
             redis_url=urls[1],
             home=home,
+            secret=environment.get("PENNYWEIGHT_SECRET") or _secret_of(home),
             max_body_bytes=int(_positive(environment, "MAX_BODY_BYTES", 4 << 20)),
             lease_s=_positive(environment, "LEASE_S", 10),
             request_timeout_s=_positive(environment, "REQUEST_TIMEOUT_S", 600),
@@ -83,6 +86,14 @@ def _urls(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
             f"No running Pennyweight found at {home}. Start one with `pennyweight up`, "
             "or set PENNYWEIGHT_DATABASE_URL and PENNYWEIGHT_REDIS_URL."
         ) from error
+
+
+def _secret_of(home: Path) -> str:
+    """What `pennyweight up` keeps in the home."""
+    try:
+        return str(json.loads((home / SECRETS_NAME).read_bytes())["encryption"])
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 def _positive(environment: Mapping[str, str], name: str, default: float) -> float:
