@@ -22,7 +22,7 @@ from engine.endings import Ending
 from engine.intake import Fence, refusal
 from engine.meter import Account, Meter
 from engine.plan import Runner, StepPlan, StepResult
-from engine.protocol import AbortReason, AttemptReport, ErrorCode, Event, Job
+from engine.protocol import AbortReason, AttemptReport, ErrorCode, Event, FinishReason, Job
 from engine.scheduler import Scheduler
 from engine.sequence import Place, Sequence
 from engine.timeline import Span
@@ -34,6 +34,7 @@ log = structlog.get_logger()
 class Ended:
     job: Job
     report: AttemptReport
+    finish: FinishReason | None  # None: the owner was told nothing
 
 
 @dataclass(slots=True)
@@ -205,7 +206,7 @@ class Engine:
         if ending.finish:
             self._tell(sequence, account, ids or [], ending)
         report = endings.report(sequence, account, ending, self.meter, now_ns=now_ns, finished_at=self._wall())
-        self._output.ended.append(Ended(job, report))
+        self._output.ended.append(Ended(job, report, ending.finish))
 
     def _tell(self, sequence: Sequence, account: Account, ids: list[int], ending: Ending | None = None) -> None:
         event = Event(
