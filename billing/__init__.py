@@ -5,4 +5,16 @@ database    — engine from a URL, the one place that opens a transaction, turns
 tables      — every table, as SQLAlchemy Core
 schema      — bring a database to the newest tables
 partitions  — monthly partitions, ahead of time and when a record needs one
+changes     — the log of who changed what
+tenants     — who is served, within which limits
+keys        — API keys: made, revoked, recognised
+rating      — the arithmetic of money
+prices      — what a model costs a tenant, effective-dated
+rates       — what an hour of a device costs, effective-dated
+records     — what the recorder hands over: settlements, attempts, intervals
+staging     — records as rows, copied beside their tables
+recording   — every record into the books, once
+closing     — price and cost of requests, whenever something they follow from came in
+histograms  — latencies as counts in fixed buckets
+rollup      — sums by quarter of an hour
 """

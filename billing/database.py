@@ -19,12 +19,15 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 _CONNECT_TIMEOUT_S: Final = 5
 _LOCK_TIMEOUT: Final = "10s"
-# What the server says of a value or a row: data exception, integrity violation. Repeating does not help.
 _REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError)
 
 
-class DatabaseUnavailableError(Exception):
+class DatabaseUnavailable(Exception):  # noqa: N818 - the state that something is in, not a mistake
     """Postgres cannot serve now: away, restarting, full, not migrated, or a lock was not had. Repeating may help."""
+
+
+class DatabaseRefused(Exception):  # noqa: N818 - as above
+    """A value or a row does not fit the tables."""
 
 
 class Turn(IntEnum):
@@ -69,17 +72,15 @@ def _connector(url: str) -> Callable[[], psycopg.Connection]:
 def transaction(engine: Engine) -> Iterator[Connection]:
     """A transaction: committed at the end, rolled back on any exception.
 
-    Raises DatabaseUnavailableError when repeating the whole may help. A value or a row that Postgres refuses comes out
-    as ``sqlalchemy.exc.DataError`` or ``IntegrityError``.
+    Raises DatabaseUnavailable when repeating the whole may help, DatabaseRefused when it does not.
     """
     try:
         with engine.begin() as connection:
             yield connection
     except (DBAPIError, psycopg.Error, PoolTimeout) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        if isinstance(cause, _REFUSALS):
-            raise
-        raise DatabaseUnavailableError(_reason(cause)) from error
+        kind = DatabaseRefused if isinstance(cause, _REFUSALS) else DatabaseUnavailable
+        raise kind(_reason(cause)) from error
 
 
 def take_turn(connection: Connection, turn: Turn) -> None:
