@@ -1,0 +1,42 @@
+"""The border between a decoder and whatever computes attention over paged memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.kernels.memory import Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Rows [first, first + count) of a step belong to one sequence, at positions [start, start + count)."""
+
+    first: int
+    count: int
+    start: int
+    blocks: Ints  # block table; holds at least ``end`` positions
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+class StepAttention(Protocol):
+    """Attention of one step, its index tensors built. Called once per layer, in order."""
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        """Store the new keys and values, then attend.
+
+        qkv: [rows, heads + 2 · kv heads, head size], rotated. Returns [rows, heads · head size].
+        """
+        ...
+
+
+class AttentionKernel(Protocol):
+    def prepare(self, spans: Sequence[Span]) -> StepAttention:
+        """``spans`` cover the rows of the step without gap; those of a single row come first."""
+        ...
