@@ -72,6 +72,7 @@ class ModelLimits:
     # Multiply-adds, for the meter's weights: per row outside attention, and per (row, attended position) inside it.
     macs_per_row: int
     macs_per_attended: int
+    macs_per_draw: int = 0  # on top for each row that draws: only those pass the head
 
 
 class Runner(Protocol):

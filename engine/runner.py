@@ -159,4 +159,5 @@ def _limits(model: LoadedModel, memory: KvMemory) -> ModelLimits:
         num_blocks=memory.num_blocks,
         macs_per_row=model.config.macs_per_row,
         macs_per_attended=model.config.macs_per_attended,
+        macs_per_draw=model.config.macs_per_draw,
     )
