@@ -45,6 +45,11 @@ class Completion:
         if self.kept is None:
             self._show(self._stops.flush())
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is text to take."""
+        return bool(self._ready)
+
     def take(self) -> Piece | None:
         """All text that is ready and was not taken, else None."""
         if not self._ready:

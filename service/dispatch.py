@@ -68,7 +68,7 @@ class Dispatch:
         self._observe = observe
         self._redis = _connect(settings.redis_url, retries=2)
         self._reader = _connect(settings.redis_url, retries=0)  # its errors must be seen: they may mean lost events
-        self._producer = _producer(settings.redis_url, settings.spool, self.boot)
+        self._records: RecordProducer | None = None  # while it is open
         self._admission = Admission(self._redis, settings.lease_s)
         self.workers = Workers(self._redis)
         self._running: dict[UUID, Generation] = {}
@@ -85,8 +85,9 @@ class Dispatch:
         self._idle.set()
 
     async def __aenter__(self) -> Self:
-        """Start; waits for neither Redis nor workers."""
-        await asyncio.to_thread(self._producer.start, revive)
+        """Start; waits for neither Redis nor workers. Raises OSError when the spool cannot be written."""
+        self._records = _producer(self._settings.redis_url, self._settings.spool, self.boot)
+        await asyncio.to_thread(self._records.start, revive)
         with contextlib.suppress(RedisError):
             await self._renew()
             await self.workers.refresh()
@@ -106,12 +107,23 @@ class Dispatch:
         await self._redis.aclose()
 
     @property
+    def _producer(self) -> RecordProducer:
+        assert self._records is not None, "not open"
+        return self._records
+
+    @property
     def running(self) -> int:
         return len(self._running)
 
     def reachable(self) -> bool:
         """Whether Redis has answered lately."""
         return time.monotonic() - self._contact < 2 * _TIMEOUT_S
+
+    async def ping(self) -> bool:
+        try:
+            return bool(await self._redis.ping())
+        except RedisError:
+            return False
 
     def open(self, order: Order) -> Generation:
         """Start the life of a request; its ``admitted`` says whether it may. Close it, whatever happens."""

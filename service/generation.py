@@ -44,6 +44,7 @@ class Generation:
         self.delivery = Delivery()
         self.usage: list[Usage] = []  # of the order's scopes, after admission
         self.worker = ""
+        self.admitted_ns: int | None = None  # monotonic
         self._desk = desk
         self._failover_wait_s = failover_wait_s
         self._job = order.job(self.origin)
@@ -51,11 +52,16 @@ class Generation:
         self._admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost = False
         self._engine_done = False
+        self._left = False
         self._delivered = False
         self._news = asyncio.Event()  # for the life
         self._ready = asyncio.Event()  # for the reader of pieces
         self._released = asyncio.Event()
         self._closed = asyncio.Event()
+
+    @property
+    def billed_tokens(self) -> int:
+        return billed_tokens(self._how(), self.facts)
 
     @property
     def holds(self) -> bool:
@@ -95,6 +101,7 @@ class Generation:
 
     def leave(self) -> None:
         """The client has gone, or whoever answered it failed to."""
+        self._left = True
         self.end(CANCELLED)
         self._closed.set()
 
@@ -110,9 +117,11 @@ class Generation:
 
     def complete(self) -> None:
         """The server's send has accepted the end of the answer."""
+        if self._left or self.ended is None:
+            return
         self._delivered = True
-        if self.ended is not None and self.ended.status is Status.COMPLETED:
-            self.delivery.tokens = billed_tokens(self.ended, self.facts)
+        if self.ended.status is Status.COMPLETED:
+            self.delivery.tokens = self.billed_tokens
 
     def run_on(self, worker: str) -> None:
         """Redis has given the current attempt to this worker."""
@@ -133,6 +142,14 @@ class Generation:
     async def admitted(self) -> None:
         """Raises DeniedError or UnavailableError."""
         await asyncio.shield(self._admission)
+
+    async def started(self, patience_s: float) -> None:
+        """Wait until there is text or the request has ended, but not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while not self._completion.ready and self.ended is None:
+                    self._ready.clear()
+                    await self._ready.wait()
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes, until the request has ended: then ``ended`` says how."""
@@ -190,6 +207,7 @@ class Generation:
             await self._desk.release(self.order, 0)
             self._refuse(UnavailableError(type(error).__name__))
             return False
+        self.admitted_ns = time.monotonic_ns()
         self._admission.set_result(None)
         return True
 

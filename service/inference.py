@@ -1,0 +1,227 @@
+"""OpenAI's routes: from an HTTP request to an order, refusing by name what cannot be served.
+
+key → body → model → token ids → order → Reply
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from litestar import Request, get, post
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.openapi import ResponseSpec
+from litestar.types import ASGIApp
+
+from billing.keys import Principal, Scope
+from engine.protocol import Sampling
+from service.auth import KeysUnavailableError, refused, scopes_of
+from service.front import Connection, Front, begin, principal_of, remember, request_id, started
+from service.order import Order, seed_of
+from service.reply import Reply
+from service.telemetry import trace_id_of
+from service.text import TemplateRefusedError
+from service.wire import errors
+from service.wire.forms import ChatForm, Form, TextForm
+from service.wire.parameters import Parameters, parse
+from service.wire.requests import ChatRequest, CompletionRequest
+from service.wire.responses import ChatCompletion, ModelList, ModelObject, TextCompletion
+from service.workers import Model
+
+HttpRequest = Request[Any, Any, Any]  # Litestar's type parameters carry nothing of ours
+
+_IN_THREAD: Final = 20_000  # characters; tokenising longer prompts would hold up the other requests
+_JSON: Final = "application/json"
+_ERRORS: Final = {
+    status: ResponseSpec(errors.ErrorBody, generate_examples=False, description="OpenAI's error body")
+    for status in (400, 401, 404, 413, 415, 429, 503)
+}
+
+
+class WireRequest(HttpRequest):
+    """Reads a body as the type that its handler declares, with OpenAI's errors."""
+
+    async def json(self) -> Any:  # noqa: ANN401  # Litestar's signature
+        if self.content_type[0] != _JSON:
+            raise errors.ApiError(
+                415,
+                "The content type must be 'application/json'.",
+                type="invalid_request_error",
+                code="unsupported_media_type",
+            )
+        kind = self.route_handler.parsed_fn_signature.parameters["data"].annotation
+        return parse(await self.body(), kind)
+
+
+async def authenticate(front: Front, connection: Connection, scope: Scope) -> Principal:
+    """The principal of the request's key. Raises ApiError."""
+    begin(connection.scope)
+    scheme, _, secret = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret.strip():
+        raise errors.no_key()
+    try:
+        principal = await front.keys.principal(secret.strip())
+    except KeysUnavailableError:
+        message = "The server cannot check API keys at the moment. Please retry later."
+        raise errors.unavailable(message, "keys_unavailable") from None
+    if principal is None:
+        raise errors.wrong_key()
+    remember(connection.scope, principal)
+    if refused(principal):
+        raise errors.wrong_key()
+    if scope not in principal.scopes:
+        raise errors.forbidden(scope)
+    return principal
+
+
+def routes(front: Front) -> list[HTTPRouteHandler]:
+    async def needs_key(connection: Connection, _: BaseRouteHandler) -> None:
+        await authenticate(front, connection, Scope.INFERENCE)
+
+    @get("/v1/models", guards=[needs_key], tags=["Models"], summary="List models", responses=_ERRORS)
+    async def list_models() -> ModelList:
+        return ModelList(data=[_model(model) for model in front.dispatch.workers.models()])
+
+    @get("/v1/models/{name:path}", guards=[needs_key], tags=["Models"], summary="Retrieve a model", responses=_ERRORS)
+    async def retrieve_model(name: str) -> ModelObject:
+        model = front.dispatch.workers.model(name.removeprefix("/"))
+        if model is None:
+            raise errors.no_model()
+        return _model(model)
+
+    @post(
+        "/v1/chat/completions",
+        guards=[needs_key],
+        status_code=200,
+        tags=["Chat"],
+        summary="Create a chat completion",
+        responses=_ERRORS | {200: ResponseSpec(ChatCompletion, generate_examples=False)},
+    )
+    async def chat_completions(data: ChatRequest, request: HttpRequest) -> ASGIApp:
+        model = _find(front, data.model)
+        prompt = await _chat_prompt(model, data)
+        order = _order(front, request, model, data, prompt)
+        return Reply(order, _form(ChatForm, order, data), front.dispatch, front.tracing)
+
+    @post(
+        "/v1/completions",
+        guards=[needs_key],
+        status_code=200,
+        tags=["Completions"],
+        summary="Create a completion",
+        responses=_ERRORS | {200: ResponseSpec(TextCompletion, generate_examples=False)},
+    )
+    async def completions(data: CompletionRequest, request: HttpRequest) -> ASGIApp:
+        model = _find(front, data.model)
+        prompt = await _text_prompt(model, data)
+        order = _order(front, request, model, data, prompt)
+        return Reply(order, _form(TextForm, order, data), front.dispatch, front.tracing)
+
+    return [list_models, retrieve_model, chat_completions, completions]
+
+
+def _model(model: Model) -> ModelObject:
+    return ModelObject(id=model.name, created=int(model.since))
+
+
+def _find(front: Front, name: str) -> Model:
+    model = front.dispatch.workers.model(name)
+    if model is not None:
+        return model
+    if not front.dispatch.reachable():
+        raise errors.unavailable("The server cannot take requests at the moment. Please retry later.", "unavailable")
+    if not front.dispatch.workers.models():
+        raise errors.unavailable("No worker has registered a model yet. Please retry later.", "no_worker")
+    raise errors.no_model()
+
+
+async def _chat_prompt(model: Model, data: ChatRequest) -> list[int]:
+    if not model.text.chats:
+        raise errors.invalid("This model has no chat template. Use /v1/completions.", param="model")
+    messages = data.conversation()
+    try:
+        if sum(len(message["content"]) for message in messages) > _IN_THREAD:
+            return await asyncio.to_thread(model.text.encode_chat, messages)
+        return model.text.encode_chat(messages)
+    except TemplateRefusedError:
+        raise errors.invalid(
+            "The model's chat template does not take these messages. Check the order of their roles.", param="messages"
+        ) from None
+
+
+async def _text_prompt(model: Model, data: CompletionRequest) -> list[int]:
+    prompt = data.one_prompt()
+    if isinstance(prompt, str):
+        if len(prompt) > _IN_THREAD:
+            return await asyncio.to_thread(model.text.encode, prompt)
+        return model.text.encode(prompt)
+    if not all(0 <= token < model.vocab_size for token in prompt):
+        raise errors.invalid(f"Token ids must be between 0 and {model.vocab_size - 1}.", param="prompt")
+    return prompt
+
+
+def _order(
+    front: Front, request: HttpRequest, model: Model, data: ChatRequest | CompletionRequest, prompt: list[int]
+) -> Order:
+    principal = principal_of(request.scope)
+    assert principal is not None
+    if principal.tenant_id is None:
+        raise errors.forbidden(Scope.INFERENCE)  # the operator's own key is nobody's bill
+    if not prompt:
+        raise errors.invalid("The prompt is empty.", param="prompt")
+    created_at, started_ns = started(request.scope)
+    identity = request_id(request.scope)
+    sampling = _sampling(data, _max_tokens(model, len(prompt), data.wanted_tokens))
+    endpoint = request.scope["path_template"]
+    traceparent = front.tracing.begin(identity, endpoint, model.name, request.headers.get("traceparent", ""))
+    return Order(
+        tenant_id=principal.tenant_id,
+        api_key_id=principal.key_id,
+        scopes=scopes_of(principal),
+        model=model,
+        endpoint=endpoint,
+        stream=data.streams,
+        prompt=prompt,
+        sampling=sampling,
+        timeout_s=front.settings.request_timeout_s,
+        stop=data.stops,
+        weight=principal.weight,
+        trace_id=trace_id_of(traceparent),
+        traceparent=traceparent,
+        request_id=identity,
+        created_at=created_at,
+        started_ns=started_ns,
+    )
+
+
+def _max_tokens(model: Model, prompt: int, wanted: int | None) -> int:
+    """What was asked for, else the model's default as far as there is room. Raises ApiError."""
+    longest = min(model.context_length, model.kv_tokens)
+    if prompt + (wanted or 1) > longest:
+        raise errors.too_long(prompt, wanted or 1, longest)
+    return wanted or min(model.default_max_tokens, longest - prompt)
+
+
+def _sampling(data: Parameters, max_tokens: int) -> Sampling:
+    if (data.min_tokens or 0) > max_tokens:
+        raise errors.invalid("'min_tokens' may not be more than the tokens asked for.", param="min_tokens")
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=data.min_tokens or 0,
+        temperature=1.0 if data.temperature is None else data.temperature,
+        top_p=1.0 if data.top_p is None else data.top_p,
+        top_k=max(0, data.top_k or 0),
+        min_p=data.min_p or 0.0,
+        seed=seed_of(data.seed),
+        ignore_eos=bool(data.ignore_eos),
+    )
+
+
+def _form(kind: type[ChatForm | TextForm], order: Order, data: Parameters) -> Form:
+    return kind(
+        request_id=order.request_id,
+        created=int(order.created_at),
+        model=order.model.name,
+        fingerprint=order.model.revision,
+        includes_usage=data.includes_usage,
+    )
