@@ -11,10 +11,16 @@ keys        — API keys: made, revoked, recognised
 rating      — the arithmetic of money
 prices      — what a model costs a tenant, effective-dated
 rates       — what an hour of a device costs, effective-dated
+bootstrap   — what a new system starts with
 records     — what the recorder hands over: settlements, attempts, intervals
 staging     — records as rows, copied beside their tables
 recording   — every record into the books, once
+lookups     — the price and the rate in force, as SQL
 closing     — price and cost of requests, whenever something they follow from came in
 histograms  — latencies as counts in fixed buckets
 rollup      — sums by quarter of an hour
+refusals    — what was not admitted, counted by cause
+economics   — unit economics of a time range, on both bases
+trends      — the same over time, and quantiles of the latencies
+listing     — requests one by one
 """

@@ -56,6 +56,8 @@ def first_keys(connection: Connection, held: FirstKeys | None = None) -> FirstKe
 
 
 def has_keys(connection: Connection) -> bool:
+    """Whether anybody made keys yet; until this transaction ends nobody else makes the first."""
+    take_turn(connection, Turn.BOOTSTRAP)
     return bool(connection.scalar(text("SELECT EXISTS (SELECT FROM api_keys)")))
 
 

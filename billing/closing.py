@@ -22,6 +22,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, text
 
 from billing.database import Turn, take_turn
+from billing.lookups import PRICE_ORDER, price_in_force, rate_in_force
 from billing.rating import Price, cost_of, price_of, seconds
 from billing.records import FAILED
 from billing.rollup import mark_usage
@@ -29,7 +30,7 @@ from billing.rollup import mark_usage
 _AT_ONCE: Final = 1000
 
 # One row per request. A price once taken stays: it is looked for only while there is none.
-_FACTS: Final = text("""
+_FACTS: Final = text(f"""
 SELECT r.id, r.status, r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.finished_at,
        r.serving_attempt IS NOT NULL AND served.attempt IS NULL AS pending,
        coalesce(served.used_ns, 0) AS served_ns,
@@ -44,17 +45,11 @@ CROSS JOIN LATERAL (
 ) every
 LEFT JOIN LATERAL (
     SELECT p.* FROM prices p
-    WHERE CASE WHEN r.price_id IS NULL
-          THEN p.model = r.model AND (p.tenant_id = r.tenant_id OR p.tenant_id IS NULL)
-               AND p.effective_from <= r.created_at
+    WHERE CASE WHEN r.price_id IS NULL THEN {price_in_force("r.model", "r.tenant_id", "r.created_at")}
           ELSE p.id = r.price_id END
-    ORDER BY p.tenant_id NULLS LAST, p.effective_from DESC LIMIT 1
+    ORDER BY {PRICE_ORDER} LIMIT 1
 ) price ON true
-LEFT JOIN LATERAL (
-    SELECT d.hourly FROM device_rates d
-    WHERE (d.device = served.device OR d.device_kind = served.device_kind) AND d.effective_from <= served.finished_at
-    ORDER BY d.device NULLS LAST, d.effective_from DESC LIMIT 1
-) rate ON true
+LEFT JOIN LATERAL {rate_in_force("served.device", "served.device_kind", "served.finished_at")} rate ON true
 WHERE r.id = ANY(:ids)
 """)
 

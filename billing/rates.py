@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from billing.changes import log_change
 from billing.closing import revalue
+from billing.lookups import rate_in_force
 from billing.prices import ALWAYS, RateError, check_amount
 from billing.rating import BOOK_CURRENCY
 from billing.rollup import mark_devices_since
@@ -132,11 +133,10 @@ FROM device_rates ORDER BY device_kind NULLS LAST, device, effective_from DESC
 
 def list_devices(connection: Connection) -> list[Device]:
     rows = connection.execute(
-        text("""
-SELECT v.*, (SELECT d.hourly FROM device_rates d
-             WHERE (d.device = v.name OR d.device_kind = v.kind) AND d.effective_from <= now()
-             ORDER BY d.device NULLS LAST, d.effective_from DESC LIMIT 1) AS hourly
-FROM devices v ORDER BY v.name
+        text(f"""
+SELECT v.*, rate.hourly
+FROM devices v LEFT JOIN LATERAL {rate_in_force("v.name", "v.kind", "now()")} rate ON true
+ORDER BY v.name
 """)
     )
     return [

@@ -5,7 +5,7 @@ Pure functions on Decimal. A price is exact and never rounded; a cost is rounded
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import (
     ROUND_FLOOR,
@@ -17,6 +17,7 @@ from decimal import (
     InvalidOperation,
     localcontext,
 )
+from functools import reduce
 from typing import Final
 
 BOOK_CURRENCY: Final = "USD"
@@ -58,11 +59,26 @@ def price_of(price: Price, *, prompt: int, cached: int, completion: int, device_
 def cost_of(device_ns: int, hourly: Decimal) -> Decimal:
     """``device_ns`` nanoseconds of a device that costs ``hourly``."""
     with localcontext(_WIDE):
-        return (device_ns * hourly / NS_PER_HOUR).quantize(COST_UNIT)
+        return per_hour(device_ns * hourly)
+
+
+def per_hour(product: Decimal) -> Decimal:
+    """The cost of a product of nanoseconds and hourly rates, or of a sum of such."""
+    with localcontext(_WIDE):
+        return (product / NS_PER_HOUR).quantize(COST_UNIT)
 
 
 def seconds(ns: int) -> Decimal:
     return Decimal(ns).scaleb(-9, _EXACT)
+
+
+def add(amounts: Iterable[Decimal]) -> Decimal:
+    """Their exact sum; the default context would round what is longer than 28 digits."""
+    return reduce(_EXACT.add, amounts, Decimal(0))
+
+
+def subtract(amount: Decimal, less: Decimal) -> Decimal:
+    return _EXACT.subtract(amount, less)
 
 
 def share_out(total: Decimal, weights: Sequence[Decimal]) -> list[Decimal]:

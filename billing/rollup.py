@@ -18,6 +18,7 @@ from sqlalchemy import Connection, text
 
 from billing.database import Turn, try_turn
 from billing.histograms import bucket_sql, counts_sql
+from billing.lookups import rate_in_force
 
 QUARTER: Final = timedelta(minutes=15)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -135,11 +136,7 @@ FROM (
            CAST(extract(epoch FROM greatest(started_at, :start) - started_at) * 1000000 AS numeric) AS low,
            CAST(extract(epoch FROM least(ended_at, :end) - started_at) * 1000000 AS numeric) AS high
     FROM device_intervals i
-    LEFT JOIN LATERAL (
-        SELECT d.id FROM device_rates d
-        WHERE (d.device = i.device OR d.device_kind = i.device_kind) AND d.effective_from <= i.ended_at
-        ORDER BY d.device NULLS LAST, d.effective_from DESC LIMIT 1
-    ) rate ON true
+    LEFT JOIN LATERAL {rate_in_force("i.device", "i.device_kind", "i.ended_at")} rate ON true
     WHERE i.ended_at > :start AND i.started_at < :end AND i.ended_at > i.started_at
 ) cut
 GROUP BY device, device_kind, deployment_id, rate_id
