@@ -1,1 +1,36 @@
-"""Token ids in, token ids out."""
+"""Token ids in, token ids out.
+
+protocol — the messages between processes, and the Redis keys
+names — attributes and metrics: every name that telemetry uses
+spool — what a producer of records has written and the recorder has not committed
+
+config — the knobs, and the worker's environment
+sequence — one choice of one attempt on its way
+intake — what may enter: refusals, and the fence of attempts
+plan — what one step shall do and did: the border to the computing half
+kv — which block of KV memory holds what
+scheduler — who computes what in the next step
+timeline — what the device is kept for at each moment
+meter — whose the device's time was
+endings — how an attempt ends, and its report
+core — Engine: add, abort, step
+
+models — from a model's files to a decoder and a tokenizer
+kernels — what a decoder computes with
+runner — a plan into tensors, a step of the model, tokens out
+sampler — tokens from logits
+
+exchange — one round trip to Redis between two steps
+inbox — jobs and aborts in
+outbox — events out
+owners — whether those who wait still live
+records — reports and intervals into the spool
+registration — name, lease and card
+loop — the worker's one loop
+threads — how many torch gets, and how they wait
+loading — configuration to runner and card
+metrics — for Prometheus
+telemetry — for OpenTelemetry
+logs — for people
+worker — the process
+"""

@@ -41,11 +41,12 @@ class WorkerConfig:
     model: str  # GGUF file, folder of safetensors, or a hub id
     model_name: str  # public name
     deployment: str
-    device: str  # auto, cpu or cuda
+    device: str  # auto, cpu, cuda or cuda:N
     name: str  # stable over restarts, held by one process at a time
     spool: Path
-    kv_tokens: int | None  # None: sized from the memory there is
-    threads: int | None  # of torch; None: one per physical core
+    kv_tokens: int | None  # size of the KV pool; None: by memory
+    kv_memory_mb: int | None  # None: a part of the memory there is (see engine.loading)
+    threads: int | None  # of torch; None: one per physical core this process may use
     max_outstanding_tokens: int | None  # None: four times the KV pool
     default_max_tokens: int
     lease_s: float
@@ -64,10 +65,11 @@ class WorkerConfig:
             model=model,
             model_name=model_name,
             deployment=deployment,
-            device=_device(environment),
+            device=environment.get("PENNYWEIGHT_DEVICE") or "auto",
             name=environment.get("PENNYWEIGHT_WORKER_NAME") or f"{socket.gethostname()}/{deployment}",
             spool=Path(environment.get("PENNYWEIGHT_SPOOL") or ".pennyweight/spool/engine"),
             kv_tokens=_whole(environment, "KV_TOKENS"),
+            kv_memory_mb=_whole(environment, "KV_MEMORY_MB"),
             threads=_whole(environment, "THREADS"),
             max_outstanding_tokens=_whole(environment, "MAX_OUTSTANDING_TOKENS"),
             default_max_tokens=_whole(environment, "DEFAULT_MAX_TOKENS") or 512,
@@ -85,13 +87,6 @@ def _required(environment: Mapping[str, str], name: str, what: str) -> str:
     if value := environment.get(f"PENNYWEIGHT_{name}"):
         return value
     raise ConfigError(f"PENNYWEIGHT_{name} is not set: {what}.")
-
-
-def _device(environment: Mapping[str, str]) -> str:
-    device = environment.get("PENNYWEIGHT_DEVICE") or "auto"
-    if device not in {"auto", "cpu", "cuda"}:
-        raise ConfigError(f"PENNYWEIGHT_DEVICE must be auto, cpu or cuda, not {device!r}.")
-    return device
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

@@ -36,15 +36,20 @@ def attended(chunk: Chunk) -> int:
     return (chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1)) // 2
 
 
+def work(chunk: Chunk, limits: ModelLimits) -> int:
+    """Multiply-adds of a chunk: of its rows, of its attended pairs, and of the head where it draws."""
+    rows, drawn = len(chunk.tokens), int(chunk.draws)
+    return rows * limits.macs_per_row + attended(chunk) * limits.macs_per_attended + drawn * limits.macs_per_draw
+
+
 def shares(step_ns: int, chunks: Sequence[Chunk], limits: ModelLimits, *, fixed_rows: int) -> list[int]:
     """Nanoseconds of a step for each of its chunks; they add up to ``step_ns``.
 
     The rule: a step has a fixed part (weights are read once, whatever the batch) worth ``fixed_rows`` rows of linear
-    work, shared equally; the rest goes by work, which is multiply-adds: rows × macs_per_row + attended pairs ×
-    macs_per_attended.
+    work, shared equally; the rest goes by work, which is multiply-adds (``work``).
     """
     fixed = fixed_rows * limits.macs_per_row
-    works = [len(chunk.tokens) * limits.macs_per_row + attended(chunk) * limits.macs_per_attended for chunk in chunks]
+    works = [work(chunk, limits) for chunk in chunks]
     return largest_remainder(step_ns, [fixed + len(chunks) * work for work in works])
 
 
@@ -147,7 +152,8 @@ class Meter:
         self._fixed_rows = fixed_rows
         self._wall = wall
         self._accounts: dict[UUID, Account] = {}
-        self._tally = _Tally(wall(), timeline.cut_ns)
+        since_start_ns = timeline.clock() - timeline.cut_ns  # loading, which came before there was a meter
+        self._tally = _Tally(wall() - since_start_ns / 1e9, timeline.cut_ns)
 
     def open(self, request_id: UUID, tenant: UUID) -> None:
         self._accounts[request_id] = Account(tenant)

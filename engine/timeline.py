@@ -28,10 +28,10 @@ class Timeline:
 
     def enter(self, span: Span) -> int:
         """Stop the open span and start another. Returns the nanoseconds of the one stopped, since the last cut."""
-        length = self.clock() - self._started_ns
+        stop_ns, start_ns = self.clock(), self.clock()
+        length = stop_ns - self._started_ns
         self._totals[self._open] += length
-        self._open = span
-        self._started_ns = self.clock()
+        self._open, self._started_ns = span, start_ns
         return length
 
     def cut(self) -> dict[Span, int]:

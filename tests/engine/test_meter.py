@@ -1,3 +1,4 @@
+import itertools
 from uuid import UUID
 
 import pytest
@@ -12,7 +13,7 @@ from engine.timeline import Span, Timeline
 from tests.engine.world import TENANT_A, TENANT_B, Clock, World, job, limits
 
 
-def chunk(rows: int, start: int = 0) -> Chunk:
+def chunk(rows: int, start: int = 0, *, draws: bool = True) -> Chunk:
     return Chunk(
         request_id=UUID(int=1),
         choice=0,
@@ -21,7 +22,7 @@ def chunk(rows: int, start: int = 0) -> Chunk:
         blocks=(0,),
         given=start + rows,
         watermark=0,
-        draws=True,
+        draws=draws,
         position=0,
         sampling=Sampling(max_tokens=1),
     )
@@ -50,7 +51,7 @@ def test_who_computes_more_rows_at_the_same_place_never_pays_less(step_ns: int, 
     plan = [chunk(len(each.tokens)) for each in plan]
     parts = shares(step_ns, plan, limits(), fixed_rows=16)
     by_rows = sorted(zip((len(each.tokens) for each in plan), parts, strict=True))
-    assert all(less <= more + 1 for (_, less), (_, more) in zip(by_rows, by_rows[1:], strict=False))
+    assert all(less <= more + 1 for (_, less), (_, more) in itertools.pairwise(by_rows))
 
 
 @given(st.integers(0, 300), st.integers(1, 300))
@@ -61,6 +62,11 @@ def test_attended_pairs_are_counted_exactly(start: int, rows: int) -> None:
 def test_a_long_context_costs_more_than_a_short_one() -> None:
     near, far = shares(1_000_000, [chunk(1, 10), chunk(1, 10_000)], limits(), fixed_rows=16)
     assert far > near
+
+
+def test_who_draws_pays_for_the_head() -> None:
+    draws, waits = shares(1_000_000, [chunk(8), chunk(8, draws=False)], limits(), fixed_rows=16)
+    assert draws > waits
 
 
 def test_in_one_step_a_prompt_of_a_thousand_costs_many_times_one_of_twenty() -> None:
@@ -271,9 +277,9 @@ def _check_books(world: World, intervals: list[Interval]) -> None:
         closed = [report for report in world.reports if report.interval == interval.number]
         assert interval.busy_ns == sum(report.used_ns for report in closed) + interval.open_ns - open_ns
         open_ns = interval.open_ns
-        assert 0 <= unaccounted_ns(interval)
+        assert unaccounted_ns(interval) >= 0
     assert open_ns == 0
-    assert all(after.start_ns == before.end_ns for before, after in zip(intervals, intervals[1:], strict=False))
+    assert all(after.start_ns == before.end_ns for before, after in itertools.pairwise(intervals))
     assert [i.number for i in intervals] == list(range(intervals[0].number, intervals[-1].number + 1))
     wasted = sum(sum(report.wasted_ns.values()) for report in world.reports)
     assert sum(i.waste_ns for i in intervals) == wasted

@@ -49,6 +49,7 @@ def limits(*, num_blocks: int = 16, block_size: int = 4, context_length: int = 6
         num_blocks=num_blocks,
         macs_per_row=1000,
         macs_per_attended=3,
+        macs_per_draw=250,
     )
 
 
