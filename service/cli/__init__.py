@@ -4,6 +4,7 @@ up — everything on this machine
 processes — one process of the system each: what `up` and compose start
 books — tenants, keys, prices, device rates, reports
 batch — a file of requests through the workers
+health — is a process alive? for the health checks of containers
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ COMMANDS: Final = {
     "tasks": ("service.cli.processes:tasks", "Run the background work: rollups, sweeps, batches."),
     "dashboard": ("service.cli.processes:dashboard", "Run the dashboard."),
     "migrate": ("service.cli.processes:migrate", "Bring the database's tables up to date."),
+    "health": ("service.cli.health:health", "Is a process alive? For health checks."),
     "bootstrap": ("service.cli.processes:bootstrap", "Make the first tenant and keys, once, and print them."),
 }
 

@@ -101,7 +101,7 @@ class Child:
         """``orphaned`` is the signal it gets when the supervisor dies."""
         self.name = name
         self.log = log
-        self._argv = [str(word) for word in argv]
+        self.argv = [str(word) for word in argv]
         self._guard = guard
         self._environment = environment
         self._folder = folder
@@ -135,13 +135,14 @@ class Child:
         with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                self._argv,
+                self.argv,
                 env=self._environment,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                umask=0o077,
                 preexec_fn=_die_with_parent(self._orphaned),  # noqa: PLW1509 — the supervisor has one thread
                 **credentials(self._account),
             )

@@ -104,6 +104,15 @@ class Postgres:
         if self._child is not None:
             self._child.stop((signal.SIGINT, patience_s), (signal.SIGQUIT, 10))
 
+    def before_restart(self) -> None:
+        """A killed server leaves its pid file behind, and the number in it may be anybody's by now."""
+        data = Path(self.child.argv[-1])
+        if not _serves(_holder(data), data):
+            (data / "postmaster.pid").unlink(missing_ok=True)
+
+    def is_ready(self, _since: float) -> bool:
+        return _is_ready(Path(self.child.argv[-1]), self.child.pid)
+
     def _initialise(self, install: Path, place: Path) -> None:
         """Run initdb in a folder that gets its true name when it is whole."""
         half, password = place / "data.half", place / "password"
@@ -206,7 +215,7 @@ def _wait_for_predecessor(data: Path, say: Say) -> None:
     path = data / "postmaster.pid"
     told = False
     while path.exists():
-        pid = path.read_text().split("\n", 1)[0]
+        pid = _holder(data)
         if not _serves(pid, data):
             path.unlink(missing_ok=True)
             return
@@ -214,6 +223,14 @@ def _wait_for_predecessor(data: Path, say: Say) -> None:
             say(f"waiting for PostgreSQL of an earlier run (process {pid}) to stop")
             told = True
         time.sleep(0.1)
+
+
+def _holder(data: Path) -> str:
+    """The process id in postmaster.pid, as text."""
+    try:
+        return (data / "postmaster.pid").read_text().split("\n", 1)[0].strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _serves(pid: str, data: Path) -> bool:

@@ -76,6 +76,9 @@ class Valkey:
         if self._child is not None:
             self._child.stop((signal.SIGTERM, patience_s))
 
+    def is_ready(self, _since: float) -> bool:
+        return self._answers()
+
     def _configure(self, path: Path) -> None:
         path.touch(mode=0o600)
         durable = "yes" if self.durable else "no"
