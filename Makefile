@@ -68,7 +68,7 @@ ifeq ($(FLAVOUR),cuda)
 	$(PIP) install --no-deps torch==$(TORCH)
 else
 	@echo "PyTorch: local wheel, else $(TORCH_CPU_INDEX), else the package index"
-	@$(PIP) install --quiet --no-index --no-deps torch==$(TORCH) 2>/dev/null \
+	@$(PIP) install -qq --no-index --no-deps torch==$(TORCH) 2>/dev/null \
 	  || $(PIP) install --retries 0 --timeout 15 --no-deps --index-url $(TORCH_CPU_INDEX) torch==$(TORCH) \
 	  || { echo "That index can't be reached; the package index may give the larger CUDA build."; \
 	       $(PIP) install --no-deps torch==$(TORCH); }
@@ -76,11 +76,11 @@ endif
 	@touch $@
 
 $(VENV)/.run: $(TORCH_STAMP) pyproject.toml constraints.txt
-	@echo "Installing the packages of constraints.txt …"
-	@$(PIP) install --quiet -c constraints.txt -e '.[service,engine,dashboard]'
+	@echo "Installing the packages of constraints.txt (a few minutes) …"
+	@$(PIP) install -qq -c constraints.txt -e '.[service,engine,dashboard]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Installing the tools for tests and checks …"
-	@$(PIP) install --quiet -c constraints.txt -e '.[service,engine,dashboard,dev]'
+	@$(PIP) install -qq -c constraints.txt -e '.[service,engine,dashboard,dev]'
 	@touch $@

@@ -26,7 +26,8 @@ class Settings:
     database_url: str  # postgresql://…, as libpq takes it
     redis_url: str  # redis://…, rediss://… or unix://…
     home: Path  # spools and other local state of this machine's processes
-    secret: str = field(default="", repr=False)  # seals the texts at rest; "" where the environment and the home have none
+    # Seals the texts at rest; "" where neither environment nor home has one.
+    secret: str = field(default="", repr=False)
 
     max_body_bytes: int  # of a request
     # In seconds

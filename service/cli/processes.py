@@ -31,7 +31,7 @@ def service(*, host: str, port: int, processes: int) -> None:
 @click.command()
 @click.option("--model", help="A .gguf file, a Hugging Face folder or a hub id. Default: SmolLM2-135M-Instruct.")
 @click.option("--name", help="Public name of the model. Default: made from the model's own.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option("--device", help="auto, cpu, cuda or cuda:N. Default: auto.")
 def engine(*, model: str | None, name: str | None, device: str | None) -> NoReturn:
     """Run an engine worker. Every setting of docs/settings.md that the engine has may be given in the environment."""
     from service.home.model import find_model  # noqa: PLC0415 — see above

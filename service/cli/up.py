@@ -21,7 +21,7 @@ from service.settings import find_home
 @click.option(
     "--model", help=f"A .gguf file, a Hugging Face folder or a hub id. Default: {DEFAULT_NAME}, downloaded once."
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="Of the API.")
 def up(
     *,

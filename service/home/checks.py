@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from service.home.errors import HomeError
 from service.home.ports import is_free, next_free_port
 
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 _HAS_CUDA: Final = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 4 if torch.version.cuda else 3)"
 
 
@@ -23,12 +25,14 @@ def check_ports(port: int, dashboard_port: int | None) -> None:
 
 def check_device(device: str) -> None:
     """Only a wish for CUDA can be in vain. Raises HomeError."""
-    if device != "cuda":
+    if not _DEVICE.fullmatch(device):
+        raise HomeError(f"--device takes auto, cpu, cuda or cuda:N, not {device}.")
+    if not device.startswith("cuda"):
         return
     match subprocess.run([sys.executable, "-P", "-c", _HAS_CUDA], capture_output=True, check=False).returncode:
         case 0:
             return
         case 3:
-            raise HomeError("--device cuda: this PyTorch is the CPU build. Install the other one with `GPU=1 make up`.")
+            raise HomeError(f"--device {device}: this PyTorch is the CPU build. `GPU=1 make up` installs the other.")
         case _:
-            raise HomeError("--device cuda: no NVIDIA GPU is usable here. Check `nvidia-smi`, or use --device cpu.")
+            raise HomeError(f"--device {device}: no NVIDIA GPU is usable here. See `nvidia-smi`, or use --device cpu.")

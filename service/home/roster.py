@@ -19,7 +19,7 @@ from service.home.model import Model
 from service.home.ports import LOOPBACK
 from service.home.supervisor import Part, Stage
 
-DRAIN_MARGIN_S: Final = 5.0  # what a process may need beyond its own drain before it is killed
+DRAIN_MARGIN_S: Final = 15.0  # what a process may need beyond its own drain before it is killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

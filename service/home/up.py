@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Final
 
 from service.home import metrics, readiness, roster
 from service.home.checks import check_device, check_ports
@@ -22,9 +21,6 @@ from service.home.model import Model, find_model
 from service.home.stores import Stores
 from service.home.supervisor import Supervisor
 from service.settings import Settings
-
-# Beside other busy processes a waiting OpenMP thread that spins costs everybody a scheduler quantum.
-_PASSIVE: Final = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +177,6 @@ class System:
         urls = {"PENNYWEIGHT_DATABASE_URL": self._stores.database_url, "PENNYWEIGHT_REDIS_URL": self._stores.redis_url}
         environment = {
             **self._environment,
-            **_PASSIVE,
             **urls,
             "PENNYWEIGHT_HOME": str(self._home.folder),
             "PENNYWEIGHT_SECRET": self._environment.get("PENNYWEIGHT_SECRET") or self._secrets.encryption,
