@@ -31,13 +31,13 @@ _AT_ONCE: Final = 1000
 
 # One row per request. A price once taken stays: it is looked for only while there is none.
 _FACTS: Final = text(f"""
-SELECT r.id, r.status, r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.finished_at,
+SELECT r.id, r.model, r.status, r.prompt_tokens, r.cached_tokens, r.completion_tokens, r.finished_at,
        r.serving_attempt IS NOT NULL AND served.attempt IS NULL AS pending,
        coalesce(served.used_ns, 0) AS served_ns,
        coalesce(every.total_ns, 0) AS total_ns,
        greatest(r.attempts, every.attempts) AS attempts,
        price.id AS price_id, price.input, price.cached_input, price.output, price.request, price.device_second,
-       price.currency, rate.hourly
+       price.currency, served.device_kind, rate.hourly
 FROM requests r
 LEFT JOIN attempts served ON served.request_id = r.id AND served.attempt = r.serving_attempt
 CROSS JOIN LATERAL (
@@ -72,8 +72,8 @@ SELECT id FROM requests WHERE (price IS NULL OR cost IS NULL) AND NOT pending AN
 @dataclass(frozen=True, slots=True)
 class Closed:
     ids: frozenset[UUID]  # those that have a row
-    unpriced: frozenset[UUID]
-    uncosted: frozenset[UUID]
+    unpriced: dict[UUID, str]  # and the model that has no price
+    uncosted: dict[UUID, str]  # and the kind of device that has no rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +90,28 @@ class _Closing:
     currency: str | None
     cost: Decimal | None
 
+    @property
+    def unpriced(self) -> bool:
+        return self.price is None and self.price_id is None
+
+    @property
+    def uncosted(self) -> bool:
+        return self.cost is None and not self.pending
+
 
 def close(connection: Connection, ids: Iterable[UUID]) -> Closed:
     """Compute price, cost and times of the requests among ``ids`` that have a row. The caller has Turn.RECORDING."""
     wanted = list(ids)
     facts = connection.execute(_FACTS, {"ids": wanted}).all() if wanted else []
     if not facts:
-        return Closed(frozenset(), frozenset(), frozenset())
+        return Closed(frozenset(), {}, {})
     closings = [_closing(row) for row in facts]
     connection.execute(_CLOSE, {name: [getattr(c, name) for c in closings] for name in _Closing.__slots__})
     mark_usage(connection, _moments(facts))
     return Closed(
         frozenset(c.id for c in closings),
-        unpriced=frozenset(c.id for c in closings if c.price is None and c.price_id is None),
-        uncosted=frozenset(c.id for c in closings if c.cost is None and not c.pending),
+        unpriced={c.id: f.model for c, f in zip(closings, facts, strict=True) if c.unpriced},
+        uncosted={c.id: f.device_kind for c, f in zip(closings, facts, strict=True) if c.uncosted},
     )
 
 
@@ -114,7 +122,7 @@ def revalue(connection: Connection) -> int:
     while ids := list(connection.scalars(_OPEN, {"after": after, "limit": _AT_ONCE})):
         after = ids[-1]
         closed = close(connection, ids)
-        healed += len(closed.ids - closed.unpriced - closed.uncosted)
+        healed += len(closed.ids - closed.unpriced.keys() - closed.uncosted.keys())
     return healed
 
 

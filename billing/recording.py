@@ -10,6 +10,7 @@ Two words replace an earlier one: the owner's settlement that of the sweeper, an
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,8 +38,8 @@ class Recorded:
     requests: int
     attempts: int
     intervals: int
-    unpriced: int
-    uncosted: int
+    unpriced: Counter[str]  # requests by the model that has no price
+    uncosted: Counter[str]  # requests by the kind of device that has no rate
 
 
 def record(
@@ -63,8 +64,8 @@ def record(
         requests=len(settled),
         attempts=len(reported),
         intervals=timed,
-        unpriced=len(closed.unpriced & settled),
-        uncosted=len(closed.uncosted),
+        unpriced=Counter(model for request_id, model in closed.unpriced.items() if request_id in settled),
+        uncosted=Counter(closed.uncosted.values()),
     )
 
 
