@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _SOCKET_TIMEOUT_S = 5.0  # longer than an idle worker blocks
-_RECORDS_CLOSE_S = 2.0  # for the last records; what is not taken by then stays in the spool
+_RECORDS_CLOSE_S = 0.5  # to send the last records; what is not committed by then stays in the spool
 
 
 class Worker:

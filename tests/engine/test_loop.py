@@ -3,7 +3,7 @@
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,10 @@ from engine.meter import Identity, Meter, unaccounted_ns
 from engine.metrics import Metrics
 from engine.protocol import (
     DATA,
-    RECORDS,
     WORKERS,
     Abort,
     AbortReason,
-    AttemptReport,
-    Event,
     FinishReason,
-    Interval,
     Job,
     Outcome,
     WorkerCard,
@@ -37,25 +33,14 @@ from engine.protocol import (
     lease_key,
     pack,
     tokenizer_key,
-    unpack_card,
     unpack_events,
-    unpack_record,
 )
 from engine.records import Records
 from engine.registration import Registration
 from engine.spool import RecordProducer
 from engine.timeline import Span, Timeline
+from tests.engine.owner import Owner, check_identities, eventually
 from tests.engine.world import Clock, HashRunner, completion_of, job, limits
-
-OWNER = "api-1"
-
-
-def eventually(what: Callable[[], object], within: float = 15.0) -> object:
-    deadline = time.monotonic() + within
-    while not (answer := what()):
-        assert time.monotonic() < deadline, f"still {answer!r} after {within} s"
-        time.sleep(0.01)
-    return answer
 
 
 class SlowRunner(HashRunner):
@@ -72,7 +57,7 @@ class SlowRunner(HashRunner):
 
 @dataclass
 class Running:
-    """A loop in a thread, and the owner's end of its streams."""
+    """A loop in a thread, and its owner."""
 
     url: str
     worker: str
@@ -83,53 +68,16 @@ class Running:
     registry: CollectorRegistry
     thread: threading.Thread
     exits: list[Exit | BaseException] = field(default_factory=list)
-    _events: list[Event] = field(default_factory=list)
-    _last: bytes = b"0-0"
 
     def __post_init__(self) -> None:
-        self.redis = redis.Redis.from_url(self.url, protocol=2)
+        self.owner = Owner(self.url)
+        self.redis = self.owner.redis
 
     def send(self, *messages: Job | Abort) -> None:
-        self.redis.set(lease_key(OWNER), "owner")
-        for message in messages:
-            self.redis.xadd(inbox_key(self.worker), {DATA: pack(message)})
-
-    def events(self) -> list[Event]:
-        for _, entries in self.redis.xread({events_key(OWNER): self._last}):
-            for self._last, fields in entries:
-                batch = unpack_events(fields[DATA])
-                self._events += batch.events if batch.worker == self.worker else []
-        return self._events
-
-    def finished(self, sent: Job) -> FinishReason | None:
-        reasons = [e.finish for e in self.events() if (e.request_id, e.attempt) == (sent.request_id, sent.attempt)]
-        return reasons[-1] if reasons else None
-
-    def tokens(self, sent: Job) -> list[int]:
-        ids: list[int] = []
-        for event in self.events():
-            if (event.request_id, event.attempt) == (sent.request_id, sent.attempt):
-                assert event.index == len(ids)
-                ids += event.ids
-        return ids
-
-    def records(self) -> list[AttemptReport | Interval]:
-        return [unpack_record(fields[DATA]) for _, fields in self.redis.xrange(RECORDS)]
-
-    def report(self, sent: Job) -> AttemptReport:
-        def find() -> AttemptReport | None:
-            reports = [r for r in self.records() if isinstance(r, AttemptReport)]
-            found = [r for r in reports if (r.request_id, r.attempt) == (sent.request_id, sent.attempt)]
-            return found[0] if found else None
-
-        return eventually(find)
-
-    def intervals(self) -> list[Interval]:
-        return [r for r in self.records() if isinstance(r, Interval)]
+        self.owner.send(self.worker, *messages)
 
     def card(self) -> WorkerCard | None:
-        data = self.redis.hget(WORKERS, self.worker)
-        return unpack_card(data) if data else None
+        return next((card for card in self.owner.cards() if card.worker == self.worker), None)
 
     def ended(self) -> Exit | BaseException:
         self.thread.join(10)
@@ -216,10 +164,10 @@ def test_a_job_comes_back_as_one_batch_of_events_per_step_and_a_report(redis_url
     with running(redis_url, tmp_path) as worker:
         sent = job(20, 5)
         worker.send(sent)
-        eventually(lambda: worker.finished(sent))
-        assert worker.tokens(sent) == completion_of(sent.prompt, 5)
-        assert worker.redis.xlen(events_key(OWNER)) == 5, "chunks that draw nothing say nothing"
-        report = worker.report(sent)
+        eventually(lambda: worker.owner.finished(sent))
+        assert worker.owner.tokens(sent) == completion_of(sent.prompt, 5)
+        assert worker.redis.xlen(events_key(Owner.boot)) == 5, "chunks that draw nothing say nothing"
+        report = worker.owner.report(sent)
         assert (report.outcome, report.worker, report.generated_tokens) == (Outcome.COMPLETED, "w1", 5)
         assert 0 < report.queue_ns < 10**10
         eventually(lambda: worker.redis.xlen(inbox_key("w1")) == 0)
@@ -230,7 +178,7 @@ def test_the_wait_in_the_inbox_is_part_of_the_queue_time(redis_url: str, tmp_pat
     redis.Redis.from_url(redis_url).xadd(inbox_key("w1"), {DATA: pack(sent)})
     time.sleep(0.3)
     with running(redis_url, tmp_path) as worker:
-        assert worker.report(sent).queue_ns >= 300_000_000
+        assert worker.owner.report(sent).queue_ns >= 300_000_000
 
 
 def test_each_owner_hears_of_its_own_requests_only(redis_url: str, tmp_path: Path) -> None:
@@ -238,21 +186,21 @@ def test_each_owner_hears_of_its_own_requests_only(redis_url: str, tmp_path: Pat
         mine, other = job(5, 3), job(5, 3, owner="api-2")
         worker.redis.set(lease_key("api-2"), "owner")
         worker.send(mine, other)
-        eventually(lambda: worker.finished(mine))
-        worker.report(other)
+        eventually(lambda: worker.owner.finished(mine))
+        worker.owner.report(other)
         batches = [unpack_events(f[DATA]) for _, f in worker.redis.xrange(events_key("api-2"))]
         assert {event.request_id for batch in batches for event in batch.events} == {other.request_id}
-        assert {event.request_id for event in worker.events()} == {mine.request_id}
+        assert {event.request_id for event in worker.owner.events()} == {mine.request_id}
 
 
 def test_an_abort_takes_effect_within_two_steps(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, step_s=0.02) as worker:
         sent = job(5, 50)
         worker.send(sent)
-        eventually(lambda: worker.tokens(sent))
+        eventually(lambda: worker.owner.tokens(sent))
         worker.send(Abort(request_id=sent.request_id, attempt=1, reason=AbortReason.CLIENT_GONE))
         steps = len(worker.runner.plans)
-        eventually(lambda: worker.finished(sent) is FinishReason.CANCELLED)
+        eventually(lambda: worker.owner.finished(sent) is FinishReason.CANCELLED)
         assert len(worker.runner.plans) <= steps + 2
         assert worker.engine.scheduler.kv.usage == 0
 
@@ -268,74 +216,74 @@ def test_rubbish_in_the_inbox_is_skipped_and_the_next_job_runs(redis_url: str, t
         )
         sent = job(5, 3)
         worker.send(sent)
-        eventually(lambda: worker.finished(sent))
+        eventually(lambda: worker.owner.finished(sent))
 
 
 def test_a_lost_owners_attempts_end_and_the_others_go_on(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, step_s=0.3) as worker:
         orphan, other = job(5, 50, owner="api-2"), job(5, 50)
         worker.send(orphan, other)
-        report = worker.report(orphan)
+        report = worker.owner.report(orphan)
         assert (report.error, report.used_ns) == ("owner_lost", 0)
         assert report.wasted_ns["lost"] > 0
-        assert worker.finished(other) is None
+        assert worker.owner.finished(other) is None
 
 
 def test_after_redis_lost_everything_card_lease_name_and_tokenizer_come_back(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, lease_s=1.0) as worker:
         sent = job(5, 2)
         worker.send(sent)
-        eventually(lambda: worker.finished(sent))
+        eventually(lambda: worker.owner.finished(sent))
         worker.redis.flushall()
         keys = (lease_key("w1"), incumbent_key("host/worker-0"), tokenizer_key("rev-1"), WORKERS)
         eventually(lambda: worker.redis.exists(*keys) == 4, within=5)
         assert worker.card().state is WorkerState.READY
-        worker._last = b"0-0"
+        worker.owner.forget_events()
         again = job(5, 2)
         worker.send(again)
-        eventually(lambda: worker.finished(again))
+        eventually(lambda: worker.owner.finished(again))
 
 
 def test_a_new_boot_takes_the_name_and_the_old_one_stops(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path / "a", step_s=0.02, lease_s=0.4) as old:
         sent = job(5, 50)
         old.send(sent)
-        eventually(lambda: old.tokens(sent))
+        eventually(lambda: old.owner.tokens(sent))
         with running(redis_url, tmp_path / "b", worker="w2") as new:
             assert new.card() is not None
             assert old.ended() is Exit.REPLACED
             assert old.card() is None
             assert not old.redis.exists(lease_key("w1"))
-            assert old.report(sent).outcome is Outcome.SUPERSEDED
+            assert old.owner.report(sent).outcome is Outcome.SUPERSEDED
             assert new.redis.get(incumbent_key("host/worker-0")) == b"w2"
             again = job(5, 2)
             new.send(again)
-            eventually(lambda: new.finished(again))
+            eventually(lambda: new.owner.finished(again))
 
 
 def test_a_drain_finishes_what_was_taken_and_ends_with_the_last_interval(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, step_s=0.02) as worker:
         sent = [job(5, 20) for _ in range(6)]
         worker.send(*sent)
-        eventually(lambda: worker.tokens(sent[0]))
+        eventually(lambda: worker.owner.tokens(sent[0]))
         worker.stop.ask()
         eventually(lambda: worker.card().state is WorkerState.DRAINING)
         assert worker.ended() is Exit.DRAINED
         for each in sent:
-            assert worker.tokens(each) == completion_of(each.prompt, 20)
-        eventually(lambda: worker.intervals() and worker.intervals()[-1].last)
-        assert worker.intervals()[-1].open_ns == 0
+            assert worker.owner.tokens(each) == completion_of(each.prompt, 20)
+        eventually(lambda: worker.owner.intervals(worker.worker) and worker.owner.intervals(worker.worker)[-1].last)
+        assert worker.owner.intervals(worker.worker)[-1].open_ns == 0
 
 
 def test_what_a_drain_cannot_finish_goes_back_to_its_owner_as_waste(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, step_s=0.05, drain_s=0.2) as worker:
         sent = job(5, 55)
         worker.send(sent)
-        eventually(lambda: worker.tokens(sent))
+        eventually(lambda: worker.owner.tokens(sent))
         worker.stop.ask()
         assert worker.ended() is Exit.DRAINED
-        assert worker.finished(sent) is None
-        report = worker.report(sent)
+        assert worker.owner.finished(sent) is None
+        report = worker.owner.report(sent)
         assert (report.outcome, report.used_ns) == (Outcome.SUPERSEDED, 0)
         assert report.wasted_ns["superseded"] > 0
 
@@ -345,10 +293,10 @@ def test_a_step_that_raises_fails_its_attempts_and_the_worker_goes_on(redis_url:
         worker.runner.raises = [RuntimeError("device"), None]
         sent = job(5, 3)
         worker.send(sent)
-        eventually(lambda: worker.finished(sent) is FinishReason.FAILED)
+        eventually(lambda: worker.owner.finished(sent) is FinishReason.FAILED)
         again = job(5, 3)
         worker.send(again)
-        eventually(lambda: worker.finished(again) is FinishReason.LENGTH)
+        eventually(lambda: worker.owner.finished(again) is FinishReason.LENGTH)
 
 
 def test_steps_that_keep_raising_end_the_worker_after_it_has_said_so(redis_url: str, tmp_path: Path) -> None:
@@ -356,11 +304,11 @@ def test_steps_that_keep_raising_end_the_worker_after_it_has_said_so(redis_url: 
         worker.runner.raises = [MemoryError()] * 5
         first, second = job(5, 3), job(5, 3)
         worker.send(first)
-        eventually(lambda: worker.finished(first) is FinishReason.FAILED)
+        eventually(lambda: worker.owner.finished(first) is FinishReason.FAILED)
         worker.send(second)
         assert worker.ended() is Exit.BROKEN
-        assert worker.finished(second) is FinishReason.FAILED
-        assert worker.report(second).error == "step_failed"
+        assert worker.owner.finished(second) is FinishReason.FAILED
+        assert worker.owner.report(second).error == "step_failed"
 
 
 def test_a_real_run_closes_its_books_and_prints_what_is_unaccounted(
@@ -373,24 +321,15 @@ def test_a_real_run_closes_its_books_and_prints_what_is_unaccounted(
             time.sleep(0.02)
         worker.send(Abort(request_id=sent[-1].request_id, attempt=1, reason=AbortReason.SUPERSEDED))
         for each in sent:
-            worker.report(each)
+            worker.owner.report(each)
         time.sleep(0.6)
         worker.stop.ask()
         assert worker.ended() is Exit.DRAINED
-        eventually(lambda: worker.intervals() and worker.intervals()[-1].last)
-        intervals = worker.intervals()
-        reports = [r for r in worker.records() if isinstance(r, AttemptReport)]
+        eventually(lambda: worker.owner.intervals(worker.worker) and worker.owner.intervals(worker.worker)[-1].last)
+        intervals = worker.owner.intervals(worker.worker)
+        reports = worker.owner.reports()
     assert len(intervals) >= 4
-    assert [i.number for i in intervals] == list(range(1, len(intervals) + 1))
-    open_ns = 0
-    for before, interval in zip([None, *intervals], intervals, strict=False):
-        assert before is None or before.end_ns == interval.start_ns
-        closed = sum(r.used_ns for r in reports if r.interval == interval.number)
-        assert interval.busy_ns == closed + interval.open_ns - open_ns
-        open_ns = interval.open_ns
-    assert open_ns == 0
-    for kind in ("prompt_tokens", "recomputed_tokens", "generated_tokens"):
-        assert sum(getattr(i, kind) for i in intervals) == sum(getattr(r, kind) for r in reports)
+    check_identities(intervals, reports)
     assert any(interval.idle_ns > 0.9 * 0.3e9 for interval in intervals), "idle time has intervals too"
     unaccounted = sum(map(unaccounted_ns, intervals))
     assert unaccounted >= 0
@@ -402,7 +341,7 @@ def test_metrics_count_what_happened(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path) as worker:
         sent = job(20, 5)
         worker.send(sent)
-        worker.report(sent)
+        worker.owner.report(sent)
         labels = {"model_name": "m", "engine": "host/worker-0"}
 
         def value(name: str, **more: str) -> float | None:
