@@ -12,6 +12,7 @@ import msgspec
 from litestar import Router, get, post
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi import ResponseSpec
+from litestar.params import FromPath, JSONBody
 from msgspec import Meta
 from sqlalchemy import Connection as Database
 
@@ -100,7 +101,7 @@ def routes(front: Front) -> Router:
         return TenantList(data=[_tenant(tenant) for tenant in await books(tenants.list_tenants)])
 
     @post("/tenants", summary="Create a tenant", responses=_ERRORS)
-    async def create_tenant(data: TenantCreation, request: HttpRequest) -> TenantObject:
+    async def create_tenant(data: JSONBody[TenantCreation], request: HttpRequest) -> TenantObject:
         actor = _actor(request)
         limits = data.limits()
         return _tenant(
@@ -108,17 +109,17 @@ def routes(front: Front) -> Router:
         )
 
     @get("/tenants/{tenant_id:uuid}/keys", summary="List a tenant's keys", responses=_ERRORS)
-    async def list_keys(tenant_id: UUID) -> KeyList:
+    async def list_keys(tenant_id: FromPath[UUID]) -> KeyList:
         return KeyList(data=[_key(key) for key in await books(lambda db: _keys_of(db, tenant_id))])
 
     @post("/tenants/{tenant_id:uuid}/keys", summary="Create a key; its secret is shown once", responses=_ERRORS)
-    async def create_key(tenant_id: UUID, data: KeyCreation, request: HttpRequest) -> NewKeyObject:
+    async def create_key(tenant_id: FromPath[UUID], data: JSONBody[KeyCreation], request: HttpRequest) -> NewKeyObject:
         actor = _actor(request)
         key = await books(lambda db: _create_key(db, tenant_id, data, actor))
         return NewKeyObject(id=key.id, prefix=key.prefix, secret=key.secret)
 
     @post("/keys/{key_id:uuid}/revoke", status_code=200, summary="Revoke a key", responses=_ERRORS)
-    async def revoke_key(key_id: UUID, request: HttpRequest) -> KeyObject:
+    async def revoke_key(key_id: FromPath[UUID], request: HttpRequest) -> KeyObject:
         actor = _actor(request)
         await books(lambda db: keys.revoke_key(db, str(key_id), actor=actor))
         return _key(await books(lambda db: next(key for key in keys.list_keys(db) if key.id == key_id)))

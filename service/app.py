@@ -92,7 +92,7 @@ async def _life(front: Front) -> AsyncIterator[None]:
         log.info("api process ended", boot=front.dispatch.boot)
 
 
-@get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", include_in_schema=False)
+@get("/metrics", media_type="text/plain; version=0.0.4", include_in_schema=False)
 async def _metrics() -> bytes:
     return await asyncio.to_thread(metrics.page)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from litestar import Request, get, post
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi import ResponseSpec
+from litestar.params import FromPath, JSONBody
 from litestar.types import ASGIApp
 
 from billing.keys import Principal, Scope
@@ -83,7 +84,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
         return ModelList(data=[_model(model) for model in front.dispatch.workers.models()])
 
     @get("/v1/models/{name:path}", guards=[needs_key], tags=["Models"], summary="Retrieve a model", responses=_ERRORS)
-    async def retrieve_model(name: str) -> ModelObject:
+    async def retrieve_model(name: FromPath[str]) -> ModelObject:
         model = front.dispatch.workers.model(name.removeprefix("/"))
         if model is None:
             raise errors.no_model()
@@ -97,7 +98,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
         summary="Create a chat completion",
         responses=_ERRORS | {200: ResponseSpec(ChatCompletion, generate_examples=False)},
     )
-    async def chat_completions(data: ChatRequest, request: HttpRequest) -> ASGIApp:
+    async def chat_completions(data: JSONBody[ChatRequest], request: HttpRequest) -> ASGIApp:
         model = _find(front, data.model)
         prompt = await _chat_prompt(model, data)
         order = _order(front, request, model, data, prompt)
@@ -111,7 +112,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
         summary="Create a completion",
         responses=_ERRORS | {200: ResponseSpec(TextCompletion, generate_examples=False)},
     )
-    async def completions(data: CompletionRequest, request: HttpRequest) -> ASGIApp:
+    async def completions(data: JSONBody[CompletionRequest], request: HttpRequest) -> ASGIApp:
         model = _find(front, data.model)
         prompt = await _text_prompt(model, data)
         order = _order(front, request, model, data, prompt)
