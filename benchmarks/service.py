@@ -2,8 +2,8 @@
 
     python -m benchmarks.service [--home FOLDER] [--concurrency 16 32] [--rate 0.5]
 
-Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency, and beside
-them the same machine's GEMM and memory limits, measured in this run.
+Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency, and
+beside them the same machine's GEMM and memory limits, measured in this run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import httpx
+from benchmarks.workload import Request, Workload, generate
 
 from benchmarks import roofline
-from benchmarks.workload import Request, Workload, generate
 
 
 @dataclass
