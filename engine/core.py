@@ -22,7 +22,7 @@ from engine.endings import Ending
 from engine.intake import Fence, refusal
 from engine.meter import Account, Meter
 from engine.plan import Runner, StepPlan, StepResult
-from engine.protocol import AbortReason, AttemptReport, ErrorCode, Event, FinishReason, Job
+from engine.protocol import AbortReason, AttemptReport, ErrorCode, Event, FinishReason, Job, Outcome
 from engine.scheduler import Scheduler
 from engine.sequence import Place, Sequence
 from engine.timeline import Span
@@ -35,6 +35,12 @@ class Ended:
     job: Job
     report: AttemptReport
     finish: FinishReason | None  # None: the owner was told nothing
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in the words of telemetry: a stop string is a stop, whoever found it."""
+        found_by_owner = self.report.outcome is Outcome.COMPLETED and self.finish is FinishReason.CANCELLED
+        return FinishReason.STOP if found_by_owner else self.finish or self.report.outcome
 
 
 @dataclass(slots=True)

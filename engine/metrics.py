@@ -143,7 +143,7 @@ class Metrics:
         for cause, ns in report.wasted_ns.items():
             self._wasted.labels(*self._values, cause).inc(ns / 1e9)
         if report.outcome is Outcome.COMPLETED:
-            self._success.labels(*self._values, ended.finish or "").inc()
+            self._success.labels(*self._values, ended.reason).inc()
             self._durations(ended)
 
     def _durations(self, ended: Ended) -> None:

@@ -93,7 +93,7 @@ def _done(ended: Ended) -> dict[str, AttributeValue]:
     return {
         **_measured(report),
         Attribute.OUTCOME: report.outcome,
-        Attribute.RESPONSE_FINISH_REASONS: [ended.finish or report.outcome],
+        Attribute.RESPONSE_FINISH_REASONS: [ended.reason],
         Attribute.USAGE_INPUT_TOKENS: len(ended.job.prompt),
         Attribute.USAGE_CACHED_TOKENS: report.cached_tokens,
         Attribute.USAGE_OUTPUT_TOKENS: report.generated_tokens,

@@ -57,7 +57,7 @@ class Worker:
         self._stop = Stop(config.drain_s)
 
     def run(self) -> Exit:
-        """Raises ConfigError, and OSError where the metrics port cannot be had."""
+        """Raises ConfigError."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop.ask)
         try:
@@ -81,11 +81,10 @@ class Worker:
 
     def _serve(self, loaded: Loaded) -> Exit:
         config, name = self._config, self._registration.card.name
-        if config.metrics_port:
-            start_http_server(config.metrics_port)
+        _serve_metrics(config.metrics_port)
         if adopted := self._producer.start(revive=lambda payload: payload):
             log.info("sends what an earlier boot could not", records=adopted)
-        tracing = _tracing(self._boot)
+        tracing = tracing_where_wanted(self._boot)
         identity = Identity(
             worker=self._boot, device=loaded.device, device_kind=loaded.device_kind, deployment=config.deployment
         )
@@ -166,7 +165,16 @@ def _loading_card(config: WorkerConfig, boot: str) -> WorkerCard:
     )
 
 
-def _tracing(boot: str) -> Tracing | None:
+def _serve_metrics(port: int | None) -> None:
+    if port is None:
+        return
+    try:
+        start_http_server(port)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"PENNYWEIGHT_METRICS_PORT: nothing can listen on {port}: {error}") from error
+
+
+def tracing_where_wanted(boot: str) -> Tracing | None:
     if not (os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
         return None
     from engine.telemetry import Tracing  # noqa: PLC0415 — the SDK takes a while to import
