@@ -1,0 +1,126 @@
+"""Models small enough to be made in a test: as a GGUF file, and as a folder that `transformers` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import tokenizers
+import torch
+import transformers
+
+HIDDEN, HEADS, KV_HEADS, LAYERS, MLP = 32, 4, 2, 2, 64
+
+
+def byte_tokens() -> list[str]:
+    """The 256 letters that byte-level tokenizers write bytes with, in their own order."""
+    return sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
+def vocabulary() -> list[str]:
+    return ["<|end|>", "<|start|>", *byte_tokens(), "he", "ll", "hell", "hello", "Ġhello"]
+
+
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello"]
+
+
+def metadata(writer: gguf.GGUFWriter) -> None:
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(MLP)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(vocabulary())
+    writer.add_token_types([3, 3] + [1] * (len(vocabulary()) - 2))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+
+
+def tensors() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(7)
+    width, kv_width = HIDDEN, HIDDEN // HEADS * KV_HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (len(vocabulary()), HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+    }
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.attn_norm.weight": (HIDDEN,),
+            f"blk.{layer}.attn_q.weight": (width, HIDDEN),
+            f"blk.{layer}.attn_k.weight": (kv_width, HIDDEN),
+            f"blk.{layer}.attn_v.weight": (kv_width, HIDDEN),
+            f"blk.{layer}.attn_output.weight": (HIDDEN, width),
+            f"blk.{layer}.ffn_norm.weight": (HIDDEN,),
+            f"blk.{layer}.ffn_gate.weight": (MLP, HIDDEN),
+            f"blk.{layer}.ffn_up.weight": (MLP, HIDDEN),
+            f"blk.{layer}.ffn_down.weight": (HIDDEN, MLP),
+        }
+    return {name: random.standard_normal(shape, dtype=np.float32) * 0.1 for name, shape in shapes.items()}
+
+
+def write_gguf(path: Path, *, change=None, weights: dict[str, np.ndarray] | None = None, architecture="llama") -> Path:
+    """``change`` may add or overwrite metadata on the writer before the file is written."""
+    writer = gguf.GGUFWriter(path, architecture)
+    metadata(writer)
+    if change is not None:
+        change(writer)
+    for name, tensor in (weights if weights is not None else tensors()).items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def overwrite(writer: gguf.GGUFWriter, key: str, value: object, kind: gguf.GGUFValueType) -> None:
+    writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(value=value, type=kind)
+
+
+def tokenizer_json() -> str:
+    """Byte level, without merges."""
+    model = tokenizers.models.BPE(vocab={token: n for n, token in enumerate(vocabulary())}, merges=[])
+    built = tokenizers.Tokenizer(model)
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    return built.to_str()
+
+
+def llama(**changes: object) -> transformers.LlamaForCausalLM:
+    """A Llama with random weights, large enough that logits lie apart. Norms and biases are random too."""
+    torch.manual_seed(3)
+    settings = {
+        "vocab_size": len(vocabulary()),
+        "hidden_size": HIDDEN,
+        "intermediate_size": MLP,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.25,
+        "bos_token_id": 1,
+        "eos_token_id": 0,
+    }
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings | changes)).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.data.uniform_(0.5, 1.5)
+    return model
+
+
+def write_folder(folder: Path, model: transformers.LlamaForCausalLM | None = None) -> Path:
+    model = model or llama()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    special = {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}, "chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    return folder
