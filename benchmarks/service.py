@@ -2,8 +2,8 @@
 
     python -m benchmarks.service [--home FOLDER] [--concurrency 16 32] [--rate 0.5]
 
-Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency, and
-beside them the same machine's GEMM and memory limits, measured in this run.
+Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency; `make
+bench` runs it beside the engine alone and this machine's limits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import httpx
-from benchmarks.workload import Request, Workload, generate
 
-from benchmarks import roofline
+from benchmarks.workload import Request, Workload, generate
 
 
 @dataclass
@@ -128,7 +127,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="also run Poisson arrivals at this rate")
     arguments = parser.parse_args()
     asyncio.run(run(Target.of_home(arguments.home), arguments.concurrency, arguments.rate))
-    roofline.main()
 
 
 if __name__ == "__main__":
