@@ -2,8 +2,8 @@
 
     python -m benchmarks.service [--home FOLDER] [--concurrency 16 32] [--rate 0.5]
 
-Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency; `make
-bench` runs it beside the engine alone and this machine's limits.
+Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency;
+`make bench` runs it beside the engine alone and this machine's limits.
 """
 
 from __future__ import annotations
