@@ -69,7 +69,7 @@ def explain(error: Exception) -> str | None:
     """One line for what a user can mend; None for a bug, whose traceback is worth more."""
     if isinstance(error, SettingsError | HomeError):
         return str(error)
-    if _is(error, "sqlalchemy.exc", "OperationalError") or _is(error, "psycopg", "OperationalError"):
+    if _is(error, "billing.database", "DatabaseUnavailable"):
         return "The database doesn't answer. Is the system running? `pennyweight up` starts it."
     if _is(error, "redis", "ConnectionError"):
         return "Redis doesn't answer. Is the system running? `pennyweight up` starts it."

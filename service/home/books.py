@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from alembic.util import CommandError
+
 from billing.bootstrap import FirstKeys, example_device_rate, example_price, first_keys
-from billing.database import open_database, transaction
+from billing.database import DatabaseUnavailable, open_database, transaction
 from billing.schema import upgrade
+from service.home.errors import HomeError
 from service.home.folder import Home, Secrets
 
 
@@ -12,7 +15,28 @@ def open_books(database_url: str, home: Home, secrets: Secrets, *, model: str) -
     """Migrate, and leave keys that work in ``secrets``: in the home before they are in the database, so that a crash
     in between loses none.
     """
-    upgrade(database_url)
+    try:
+        upgrade(database_url)
+        _keep_keys(database_url, home, secrets, model=model)
+    except DatabaseUnavailable as error:
+        raise HomeError(
+            f"The database doesn't do its work ({error}): see the log of PostgreSQL, then start again."
+        ) from error
+    except CommandError as error:
+        raise HomeError(
+            "The database was written by a newer Pennyweight: update this one, or use another home."
+        ) from error
+
+
+def rate_device(database_url: str, device_kind: str) -> None:
+    """Without a rate the time of a device has no cost."""
+    database = open_database(database_url)
+    with transaction(database) as connection:
+        example_device_rate(connection, device_kind)
+    database.dispose()
+
+
+def _keep_keys(database_url: str, home: Home, secrets: Secrets, *, model: str) -> None:
     database = open_database(database_url)
     held = FirstKeys(api_key=secrets.api_key, admin_key=secrets.admin_key)
     with transaction(database) as connection:
@@ -21,12 +45,4 @@ def open_books(database_url: str, home: Home, secrets: Secrets, *, model: str) -
             secrets.api_key, secrets.admin_key = keys.api_key, keys.admin_key
             home.keep_secrets(secrets)
         example_price(connection, model)
-    database.dispose()
-
-
-def rate_device(database_url: str, device_kind: str) -> None:
-    """Without a rate the time of a device has no cost."""
-    database = open_database(database_url)
-    with transaction(database) as connection:
-        example_device_rate(connection, device_kind)
     database.dispose()

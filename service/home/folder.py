@@ -5,7 +5,7 @@
     bootstrap.json  what the first tenant needs, for people and for the other commands
     postgres/  valkey/  models/  spool/  logs/  run/
 
-Files are readable by their owner alone. Started by root, the folder itself may be passed through by others, because
+Files are readable by their owner alone. A folder that root's run makes may be passed through by others, because
 PostgreSQL then runs as another user, inside `postgres/`.
 """
 
@@ -18,7 +18,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from service.home.ports import free_port
 from service.settings import BOOTSTRAP_NAME
 
 T = TypeVar("T")
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Secrets(msgspec.Struct, kw_only=True):
@@ -62,8 +63,7 @@ class Home:
 
     def __enter__(self) -> Self:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+            _make(self.folder)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             self._take(self._lock)
             for part in (self.run, self.logs, self.models, self.spool):
@@ -147,6 +147,16 @@ class Home:
             raise cannot_write(path, error) from error
 
 
+def _make(folder: Path) -> None:
+    """With the parents that are missing. What is there already keeps its rights: it may be anything."""
+    if folder.is_dir():
+        return
+    if not folder.parent.exists():
+        _make(folder.parent)
+    folder.mkdir()
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+
+
 def new_secrets() -> Secrets:
     return Secrets(
         postgres_port=free_port(),
@@ -160,6 +170,6 @@ def new_secrets() -> Secrets:
 
 
 def cannot_write(path: Path, error: OSError) -> HomeError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in NO_SPACE:
         return DiskFullError(f"The disk is full, {path} can't be written: make room and start again.")
     return HomeError(f"Can't write {path}: {error.strerror}. Give a --home where you may write.")

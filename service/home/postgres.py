@@ -86,6 +86,8 @@ class Postgres:
         """Return when it takes connections and the database exists. Raises HomeError."""
         self._account = database_account()
         place = data_folder(self.folder, self._account)
+        if place != self.folder:
+            say(f"PostgreSQL's files are in {place}: the user it runs as can't reach the home")
         install = _install(self._account)
         data = place / "data"
         if not data.exists():

@@ -134,6 +134,6 @@ def _place(url: str) -> str:
     """Host and port, never the password."""
     parts = urlsplit(url)
     try:
-        return f"{parts.hostname or parts.path or 'no host'}:{parts.port}" if parts.port else str(parts.hostname)
+        return f"{parts.hostname or 'no host'}:{parts.port}" if parts.port else parts.hostname or "no host"
     except ValueError:
         return "not a URL"

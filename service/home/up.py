@@ -15,7 +15,7 @@ from signal import Signals
 from service.home import metrics, readiness, roster
 from service.home.checks import check_device, check_ports
 from service.home.children import Guard, Say
-from service.home.folder import Bootstrap, Home
+from service.home.folder import NO_SPACE, Bootstrap, Home, cannot_write
 from service.home.greeting import greeting
 from service.home.model import Model, find_model
 from service.home.stores import Stores
@@ -56,13 +56,14 @@ class Wish:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Take over the signals that ask for an end."""
-        numbers = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP)
-        before = [signal.signal(number, self._hear) for number in numbers]
+        """Take over the signals that ask for an end, but none that nohup or a shell made us ignore."""
+        asking = (Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP)
+        numbers = [number for number in asking if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._hear) for number in numbers}
         try:
             yield
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _hear(self, _number: int, _frame: object) -> None:
@@ -83,6 +84,10 @@ def run(options: Options, *, say: Say, show: Say, environment: Mapping[str, str]
         system = System(options, home=home, guard=guard, wish=wish, say=say, show=show, environment=environment)
         try:
             system.run()
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise cannot_write(options.home, error) from error
+            raise
         finally:
             wish.polled()
             system.stop()
@@ -111,6 +116,7 @@ class System:
         self._show = show
         self._environment = environment
         self._secrets = home.secrets()
+        self._started = False
         self._stores = Stores(home, guard, self._secrets, environment)
         self._supervisor = Supervisor(
             say, stopping=wish.stopping, hurried=wish.hurried, buried=partial(metrics.bury, home.metrics)
@@ -122,10 +128,12 @@ class System:
         check_ports(self._options.port, self._options.dashboard_port)
         check_device(self._options.device)
         metrics.empty(self._home.metrics)
+        model = find_model(self._options.model, self._home.models, self._say)
+        self._started = True
         self._stores.start(self._say)
         for part in self._stores.parts():
             self._supervisor.adopt(part)
-        plan = self._plan(find_model(self._options.model, self._home.models, self._say))
+        plan = self._plan(model)
         self._supervisor.start(roster.engine(plan))  # it loads its model while the tables are made
         self._open_books(plan)
         for part in roster.others(plan):
@@ -137,6 +145,8 @@ class System:
             self._supervisor.watch()
 
     def stop(self) -> None:
+        if not self._started:
+            return
         drains = self._wish.stopping()
         self._say("stopping; running requests are finished first (Ctrl-C again: sooner)" if drains else "stopping")
         self._supervisor.stop()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -37,15 +36,6 @@ AS_NOBODY = (
     "nobody = pwd.getpwnam('nobody'); os.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
     "standin.main(pathlib.Path(sys.argv[1]))"
 )
-
-
-@pytest.fixture
-def open_folder():
-    """A temporary folder that any user of this machine can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="pennyweight-test-"))
-    folder.chmod(0o711)
-    yield folder
-    shutil.rmtree(folder)
 
 
 class StandIn:
