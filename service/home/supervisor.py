@@ -6,6 +6,7 @@ once, and when it keeps dying, after waits that double.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class Supervisor:
         while not self._stopping():
             self._look()
             if hopeless := next((part for part in self._parts if self._is_hopeless(part)), None):
-                raise HomeError(f"{hopeless.name} {_ending(hopeless)}: {_why(hopeless)} (log: {hopeless.child.log})")
+                raise HomeError(f"{hopeless.name} {_ending(hopeless)}; log: {hopeless.child.log}")
             if all(part.is_ready for part in self._parts) and also():
                 return True
             time.sleep(_LOOK_EVERY_S)
@@ -139,7 +140,7 @@ class Supervisor:
         assert part.start_at is not None
         wait_s = part.start_at - time.monotonic()
         again = "now" if wait_s <= 0 else f"in {wait_s:.0f} s"
-        self._say(f"{part.name:<12} {_ending(part)} ({_why(part)}), starting it again {again}; log: {part.child.log}")
+        self._say(f"{part.name:<12} {_ending(part)}, starting it again {again}; log: {part.child.log}")
         if part.deaths >= _TRIES_BEFORE_READY:
             for line in part.child.output().splitlines()[-_SHOW_LINES:]:
                 self._say(f"{'':<12} | {line[:200]}")
@@ -152,12 +153,20 @@ class Supervisor:
 
 
 def _ending(part: Part) -> str:
+    """How it ended, and why as far as its last line tells: a killed process says nothing about it."""
     code = part.child.returncode or 0
-    return f"ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code} ({_last_words(part.child)})"
 
 
-def _why(part: Part) -> str:
-    return last_line(part.child.output())[:200]
+def _last_words(child: Child) -> str:
+    """The last line of its log, or of a line in JSON its event and error."""
+    line = last_line(child.output())
+    try:
+        said = json.loads(line)
+        line = ", ".join(str(said[name]) for name in ("event", "error") if said.get(name)) or line
+    except (ValueError, AttributeError):
+        pass
+    return line[:200]
 
 
 def _end_together(parts: Sequence[Part], hurried: Callable[[], bool], say: Say) -> None:

@@ -91,7 +91,7 @@ def test_a_part_that_keeps_dying_waits_longer_each_time_and_shows_its_last_lines
 
 def test_a_part_that_dies_at_every_start_ends_the_start_with_its_reason(scene):
     scene.supervisor.start(scene.part("engine", FAIL))
-    with pytest.raises(HomeError, match=r"engine ended with exit code 3: no such weights.*engine\.log"):
+    with pytest.raises(HomeError, match=r"engine ended with exit code 3 \(no such weights\); log: .*engine\.log"):
         scene.supervisor.wait_ready(lambda: True)
 
 
