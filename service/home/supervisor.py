@@ -21,7 +21,7 @@ _LOOK_EVERY_S: Final = 0.1
 _FIRST_BACKOFF_S: Final = 1.0
 _LONGEST_BACKOFF_S: Final = 30.0
 _STEADY_S: Final = 60.0  # a part that ran so long starts with a clean record
-_TRIES_BEFORE_READY: Final = 3
+_TRIES: Final = 3
 _UNUSABLE: Final = 2  # exit code of a process that will not do better the next time: configuration, usage
 _SHOW_LINES: Final = 5
 _LOGS_EVERY_S: Final = 10.0
@@ -57,6 +57,11 @@ class Part:
     def name(self) -> str:
         return self.child.name
 
+    @property
+    def hopeless(self) -> bool:
+        """It was never ready since its start, and will not be."""
+        return not self.is_ready and (self.deaths >= _TRIES or self.child.returncode == _UNUSABLE)
+
     def start(self) -> None:
         self.started, self.started_at = time.monotonic(), time.time()
         self.is_ready, self.start_at = False, None
@@ -81,6 +86,7 @@ class Supervisor:
         self._stopping = stopping
         self._hurried = hurried
         self._buried = buried
+        self._starting = True
         self._parts: list[Part] = []
         self._logs_checked = time.monotonic()
 
@@ -96,13 +102,12 @@ class Supervisor:
     def wait_ready(self, also: Callable[[], bool]) -> bool:
         """Return when every part is ready and ``also`` says so: True; or when the user wants to stop: False.
 
-        Raises HomeError when a part keeps dying before it was ever ready.
+        Raises HomeError when a part ends for good before it was ever ready.
         """
         while not self._stopping():
             self._look()
-            if hopeless := next((part for part in self._parts if self._is_hopeless(part)), None):
-                raise HomeError(f"{hopeless.name} {_ending(hopeless)}; log: {hopeless.child.log}")
             if all(part.is_ready for part in self._parts) and also():
+                self._starting = False
                 return True
             time.sleep(_LOOK_EVERY_S)
         return False
@@ -137,19 +142,16 @@ class Supervisor:
 
     def _bury(self, part: Part) -> None:
         part.died()
+        if self._starting and part.hopeless:
+            raise HomeError(f"{part.name} {_ending(part)}; log: {part.child.log}")
         assert part.start_at is not None
         wait_s = part.start_at - time.monotonic()
         again = "now" if wait_s <= 0 else f"in {wait_s:.0f} s"
         self._say(f"{part.name:<12} {_ending(part)}, starting it again {again}; log: {part.child.log}")
-        if part.deaths >= _TRIES_BEFORE_READY:
+        if part.deaths >= _TRIES:
             for line in part.child.output().splitlines()[-_SHOW_LINES:]:
                 self._say(f"{'':<12} | {line[:200]}")
         self._buried()
-
-    @staticmethod
-    def _is_hopeless(part: Part) -> bool:
-        unusable = part.child.returncode == _UNUSABLE and part.start_at is not None
-        return not part.is_ready and (unusable or part.deaths >= _TRIES_BEFORE_READY)
 
 
 def _ending(part: Part) -> str:
@@ -159,11 +161,11 @@ def _ending(part: Part) -> str:
 
 
 def _last_words(child: Child) -> str:
-    """The last line of its log, or of a line in JSON its event and error."""
+    """The last line of its log, or of a line in JSON its event and why."""
     line = last_line(child.output())
     try:
         said = json.loads(line)
-        line = ", ".join(str(said[name]) for name in ("event", "error") if said.get(name)) or line
+        line = ", ".join(str(said[name]) for name in ("event", "reason", "error") if said.get(name)) or line
     except (ValueError, AttributeError):
         pass
     return line[:200]
