@@ -3,13 +3,16 @@
     python -m benchmarks.engine --model FILE_OR_FOLDER [--batch 16 32] [--step-tokens 256] [--threads N]
 
 W1: all requests at once, at most --batch of them running. W3: one request alone. Greedy, end of sequence ignored. Also
-prints where the time went: in steps, outside of them, and what deciding a step and metering it cost.
+prints where the time went: in steps, outside of them, and what deciding a step cost.
+
+This process has the machine to itself, so its threads spin while they wait; --shared makes them wait as a worker's do.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,9 +133,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[16, 32])
     parser.add_argument("--step-tokens", type=int, default=EngineConfig().step_tokens)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--shared", action="store_true", help="threads wait as those of a worker do")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--workload", type=Path, help="a file as benchmarks.workload writes it")
     arguments = parser.parse_args()
+    if not arguments.shared:
+        os.environ.setdefault("OMP_WAIT_POLICY", "ACTIVE")
     threads = prepare_threads(arguments.threads)
     from benchmarks import roofline  # noqa: PLC0415 — imports torch, which reads what was just prepared
     from engine import models  # noqa: PLC0415 — as above

@@ -67,4 +67,6 @@ def test_what_the_user_set_for_openmp_stays() -> None:
     environment = {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}
     assert prepare_threads(None, environment) == 3
     assert environment == {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE"}
-    assert prepare_threads(5, {}) == 5
+    fresh: dict[str, str] = {}
+    assert prepare_threads(5, fresh) == 5
+    assert fresh == {"OMP_NUM_THREADS": "5", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "200"}
