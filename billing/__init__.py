@@ -8,6 +8,7 @@ partitions  — monthly partitions, ahead of time and when a record needs one
 changes     — the log of who changed what
 tenants     — who is served, within which limits
 keys        — API keys: made, revoked, recognised
+sessions    — logins to the dashboard
 rating      — the arithmetic of money
 prices      — what a model costs a tenant, effective-dated
 rates       — what an hour of a device costs, effective-dated
@@ -19,8 +20,10 @@ lookups     — the price and the rate in force, as SQL
 closing     — price and cost of requests, whenever something they follow from came in
 histograms  — latencies as counts in fixed buckets
 rollup      — sums by quarter of an hour
+sweeping    — what nobody will close any more
 refusals    — what was not admitted, counted by cause
 economics   — unit economics of a time range, on both bases
 trends      — the same over time, and quantiles of the latencies
 listing     — requests one by one
+audit       — do the books close?
 """

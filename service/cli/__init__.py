@@ -2,7 +2,10 @@
 
 up — everything on this machine
 processes — one process of the system each: what `up` and compose start
-books — tenants, keys, prices, device rates, reports
+parties — tenants and their keys
+rates — prices and device rates
+reports — reports, and whether the books close
+terminal — what those share
 batch — a file of requests through the workers
 health — is a process alive? for the health checks of containers
 """
@@ -23,12 +26,12 @@ from service.settings import SettingsError
 # `pennyweight --help` is quick and `pennyweight key list` imports no web framework.
 COMMANDS: Final = {
     "up": ("service.cli.up:up", "Run the whole system on this machine."),
-    "tenant": ("service.cli.books:tenant", "Who uses the service: add, list."),
-    "key": ("service.cli.books:key", "API keys: create, revoke, list."),
-    "price": ("service.cli.books:price", "What tokens cost a tenant: set, list."),
-    "device-rate": ("service.cli.books:device_rate", "What an hour of a device costs you: set, list."),
-    "report": ("service.cli.books:report", "Requests, tokens, revenue, cost and margin of a time range."),
-    "audit": ("service.cli.books:audit", "Do the books close?"),
+    "tenant": ("service.cli.parties:tenant", "Who uses the service: add, list."),
+    "key": ("service.cli.parties:key", "API keys: create, revoke, list."),
+    "price": ("service.cli.rates:price", "What tokens cost a tenant: set, list."),
+    "device-rate": ("service.cli.rates:device_rate", "What an hour of a device costs you: set, list."),
+    "report": ("service.cli.reports:report", "Requests, tokens, revenue, cost and margin of a time range."),
+    "audit": ("service.cli.reports:audit", "Do the books close?"),
     "batch": ("service.cli.batch:batch", "Run a file of requests at low priority."),
     "service": ("service.cli.processes:service", "Run the API."),
     "engine": ("service.cli.processes:engine", "Run an engine worker."),

@@ -1,0 +1,101 @@
+"""Reports on the books, and whether they close."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import click
+
+from billing import audit as auditing
+from billing import economics, tenants
+from service.cli.terminal import Moment, books, plain, say_next, table
+
+
+@click.command()
+@click.option("--tenant", "tenant_name", help="Only this tenant. Default: all.")
+@click.option("--from", "start", type=Moment(), required=True, help="First day or moment, UTC.")
+@click.option("--to", "end", type=Moment(), required=True, help="The day or moment after the last.")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
+def report(*, tenant_name: str | None, start: datetime, end: datetime, form: str) -> None:
+    """Requests, tokens, revenue, cost and margin of a time range, by tenant and model."""
+    if end <= start:
+        raise click.UsageError("--to must be after --from.")
+    with books() as connection:
+        of = tenants.tenant_id_of(connection, tenant_name) if tenant_name else None
+        found = economics.report(connection, start, end)
+    lines = [line for line in found.lines if of is None or line.tenant_id == of]
+    rows = [_line(line) for line in lines]
+    if form == "json":
+        span = {"from": found.start.isoformat(), "to": found.end.isoformat(), "currency": found.currency}
+        print(json.dumps(span | {"lines": [dict(zip(_REPORT, row, strict=True)) for row in rows]}, indent=2))
+        return
+    if form == "csv":
+        csv.writer(sys.stdout).writerows([_REPORT, *rows])
+        return
+    print(f"{found.start:%Y-%m-%d %H:%M} to {found.end:%Y-%m-%d %H:%M} UTC, {found.currency}\n")
+    table([name.upper().replace("_", " ") for name in _REPORT], rows)
+    for note in _notes(found):
+        print(note)
+    say_next("pennyweight audit" if rows else "pennyweight tenant list")
+
+
+_REPORT: Final = (
+    "tenant",
+    "model",
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "device_seconds",
+    "revenue",
+    "cost",
+    "loaded_cost",
+    "margin",
+    "loaded_margin",
+)
+
+
+def _line(line: economics.Line) -> tuple[str, ...]:
+    amounts = (line.device_seconds, line.revenue, line.cost, line.loaded_cost, line.margin, line.loaded_margin)
+    counts = (line.requests, line.prompt_tokens, line.cached_tokens, line.completion_tokens)
+    names = (line.tenant or "", line.model or "")
+    return (*names, *(str(count) for count in counts), *(plain(amount) for amount in amounts))
+
+
+def _notes(found: economics.Report) -> Iterator[str]:
+    yield (
+        "\nCost is the measured device time of the requests; loaded cost also carries idle, loading, overhead and "
+        "waste, shared out by usage."
+    )
+    if found.dirty:
+        yield "The newest requests are not in these sums yet: look again in some seconds."
+    if found.total.unpriced:
+        yield f"{found.total.unpriced} requests have no price: `pennyweight price set MODEL …` prices them."
+    if found.total.uncosted:
+        yield f"{found.total.uncosted} requests have no cost: `pennyweight device-rate set KIND --hourly …` costs them."
+    if found.example_prices or found.example_rates:
+        yield "These sums rest on EXAMPLES: " + ", ".join([*found.example_prices, *found.example_rates]) + "."
+
+
+@click.command()
+@click.option("--from", "start", type=Moment(), help="Default: a day ago.")
+@click.option("--to", "end", type=Moment(), help="Default: now.")
+def audit(*, start: datetime | None, end: datetime | None) -> None:
+    """Compare what was written independently. Ends with status 1 if something doesn't close."""
+    now = datetime.now(UTC)
+    with books() as connection:
+        found = auditing.audit(connection, start or now - timedelta(days=1), end or now)
+    table(
+        ("", "IDENTITY", "OF", "RESIDUAL", "COMPARED"),
+        [("ok" if f.closes else "OPEN", f.identity, f.subject, f.residual, f.compared) for f in found],
+    )
+    breaches = sum(not finding.closes for finding in found)
+    print(f"{len(found)} identities compared, {breaches} don't close.")
+    say_next("pennyweight report --from " + f"{now:%Y-%m-%d} --to {now + timedelta(days=1):%Y-%m-%d}")
+    if breaches:
+        raise SystemExit(1)
