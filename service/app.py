@@ -19,7 +19,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 
 from billing.database import open_database
 from engine.protocol import Settlement
-from service import admin, health, inference, logs, metrics
+from service import admin, health, inference, login, logs, metrics
 from service.auth import Keys
 from service.dispatch import Dispatch
 from service.front import Front, before_send, principal_of, request_id
@@ -43,7 +43,7 @@ _MESSAGES: Final = {
 def create_app(settings: Settings) -> Litestar:
     front = _front(settings)
     return Litestar(
-        [*inference.routes(front), *health.routes(front), admin.routes(front), _metrics],
+        [*inference.routes(front), *health.routes(front), admin.routes(front), login.routes(front), _metrics],
         request_class=inference.WireRequest,
         request_max_body_size=settings.max_body_bytes,
         exception_handlers={ApiError: _refusing(front), HTTPException: _http_error, Exception: _crash},

@@ -29,6 +29,7 @@ class Settings:
     # Seals the texts at rest; "" where neither environment nor home has one.
     secret: str = field(default="", repr=False)
 
+    dashboard_url: str  # where the reader's browser reaches the dashboard
     max_body_bytes: int  # of a request
     # In seconds
     lease_s: float  # a boot without progress for so long is dead
@@ -53,6 +54,7 @@ class Settings:
             redis_url=urls[1],
             home=home,
             secret=environment.get("PENNYWEIGHT_SECRET") or _secret_of(home),
+            dashboard_url=environment.get("PENNYWEIGHT_DASHBOARD_URL") or "http://127.0.0.1:8501",
             max_body_bytes=int(_positive(environment, "MAX_BODY_BYTES", 4 << 20)),
             lease_s=_positive(environment, "LEASE_S", 10),
             request_timeout_s=_positive(environment, "REQUEST_TIMEOUT_S", 600),

@@ -64,6 +64,7 @@ def others(plan: Plan) -> list[Part]:
         _part(
             plan, "API", ["service", "--port", str(plan.api_port), "--processes", str(plan.processes)],
             partial(readiness.answers, f"{plan.api_url}/health/live"),
+            environment={"PENNYWEIGHT_DASHBOARD_URL": plan.dashboard_url or ""},
         ),
         _part(plan, "tasks", ["tasks"], partial(readiness.somebody_beats, plan.redis_url)),
     ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Charts over time, in UTC and in the colours of ``dashboard.theme``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+import altair as alt
+import pandas as pd
+
+from billing.trends import Point
+from dashboard import figures, theme
+
+_HEIGHT: Final = 280
+_HOUR: Final = 3600
+_SHORTEST: Final = timedelta(minutes=1)  # a shorter stretch says nothing about an hour
+
+
+_SERIES: Final = (
+    ("Revenue", theme.REVENUE),
+    ("Cost, usage basis", theme.COST),
+    ("Cost, fully loaded", theme.FULL_COST),
+)
+
+
+def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, until: datetime) -> alt.LayerChart:
+    """Amounts per hour: a stretch cut by ``since`` or ``until`` stands at its true level; sums in the tooltip."""
+    frame = _long_frame([_Stretch(point, max(point.start, since), min(point.end, until)) for point in points], currency)
+    names = [name for name, _ in _SERIES]
+    base = alt.Chart(frame).encode(
+        x=alt.X("middle:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False, labelExpr=_CLOCK)),
+        y=alt.Y("hourly:Q", title=None, axis=alt.Axis(labelExpr=_axis_label(currency), tickCount=5)),
+        color=alt.Color(
+            "series:N",
+            sort=names,
+            scale=alt.Scale(domain=names, range=[colour for _, colour in _SERIES]),
+            legend=alt.Legend(title=None, orient="top", offset=12, symbolType="stroke", symbolStrokeWidth=3),
+        ),
+    )
+    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 3]]), legend=None)
+    lines = base.mark_line(interpolate="monotone", strokeWidth=2.25).encode(strokeDash=dash)
+    dots = base.mark_circle(size=70 if len(points) < 3 else 18, opacity=1).encode(
+        tooltip=[
+            alt.Tooltip("when:N", title="UTC"),
+            alt.Tooltip("series:N", title="Series"),
+            alt.Tooltip("exact:N", title="Sum"),
+            alt.Tooltip("shown:N", title="Per hour"),
+        ]
+    )
+    return alt.LayerChart(layer=[lines, dots]).properties(height=_HEIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A point, and the time it really covers."""
+
+    point: Point
+    start: datetime
+    end: datetime
+
+    @property
+    def amounts(self) -> tuple[Decimal, Decimal, Decimal]:
+        """In the order of _SERIES."""
+        return self.point.revenue, self.point.cost, self.point.loaded_cost
+
+    def hourly(self, amount: Decimal) -> Decimal:
+        return amount * _HOUR / Decimal((self.end - self.start).total_seconds())
+
+
+def _long_frame(stretches: Sequence[_Stretch], currency: str) -> pd.DataFrame:
+    """One row per stretch and series; floats for the drawing, exact amounts as text for the tooltip."""
+    return pd.DataFrame(
+        [
+            {
+                "middle": stretch.start + (stretch.end - stretch.start) / 2,
+                "when": f"{stretch.start:%d %b %H:%M} – {stretch.end:%H:%M}",
+                "series": name,
+                "hourly": float(stretch.hourly(amount)),
+                "exact": figures.exact_money(amount, currency),
+                "shown": figures.money(stretch.hourly(amount), currency),
+            }
+            for stretch in stretches
+            if stretch.end - stretch.start >= _SHORTEST
+            for (name, _), amount in zip(_SERIES, stretch.amounts, strict=True)
+        ]
+    )
+
+
+# Vega expressions: midnight says its day; amounts have three digits, with an exponent only where zeros would hide them.
+_CLOCK: Final = (
+    "utchours(datum.value) === 0 && utcminutes(datum.value) === 0"
+    " ? utcFormat(datum.value, '%d %b') : utcFormat(datum.value, '%H:%M')"
+)
+
+
+def _axis_label(currency: str) -> str:
+    unit = figures.unit(currency)
+    return (
+        f"'{unit}' + (abs(datum.value) >= 1e-6 || datum.value === 0"
+        " ? format(datum.value, ',.3~r') : format(datum.value, '.2~e'))"
+    )
