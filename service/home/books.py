@@ -7,6 +7,7 @@ from alembic.util import CommandError
 from billing.bootstrap import FirstKeys, example_device_rate, example_price, first_keys
 from billing.database import DatabaseUnavailable, open_database, transaction
 from billing.schema import upgrade
+from billing.sessions import new_login_token
 from service.home.errors import HomeError
 from service.home.folder import Home, Secrets
 
@@ -34,6 +35,15 @@ def rate_device(database_url: str, device_kind: str) -> None:
     with transaction(database) as connection:
         example_device_rate(connection, device_kind)
     database.dispose()
+
+
+def login_token(database_url: str) -> str:
+    """What makes a link to the dashboard log in, once."""
+    database = open_database(database_url)
+    with transaction(database) as connection:
+        token = new_login_token(connection)
+    database.dispose()
+    return token
 
 
 def _keep_keys(database_url: str, home: Home, secrets: Secrets, *, model: str) -> None:

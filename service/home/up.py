@@ -163,14 +163,17 @@ class System:
             self._home.keep_bootstrap(self._bootstrap(plan))
 
     def _greet(self, plan: roster.Plan, *, since: float) -> None:
-        from service.home.books import rate_device  # noqa: PLC0415 — see above
+        from service.home.books import login_token, rate_device  # noqa: PLC0415 — see above
 
         worker = readiness.serving_worker(plan.redis_url, since)
         device_kind = worker.device_kind if worker else "cpu"
         rate_device(self._stores.database_url, device_kind)
         bootstrap = self._bootstrap(plan)
         self._home.keep_bootstrap(bootstrap)
-        self._show(greeting(bootstrap, home=self._home.folder, login_url=None, device_kind=device_kind))
+        login_url = None
+        if plan.dashboard_url:
+            login_url = f"{plan.api_url}/dashboard/login?token={login_token(self._stores.database_url)}"
+        self._show(greeting(bootstrap, home=self._home.folder, login_url=login_url, device_kind=device_kind))
 
     def _bootstrap(self, plan: roster.Plan) -> Bootstrap:
         return Bootstrap(
