@@ -21,6 +21,8 @@ closing     — price and cost of requests, whenever something they follow from 
 histograms  — latencies as counts in fixed buckets
 rollup      — sums by quarter of an hour
 sweeping    — what nobody will close any more
+contents    — texts at rest: sealed, until they expire
+batches     — deferred requests: lines that are claimed and end exactly once
 refusals    — what was not admitted, counted by cause
 economics   — unit economics of a time range, on both bases
 trends      — the same over time, and quantiles of the latencies

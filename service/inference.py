@@ -5,7 +5,6 @@ key → body → model → token ids → order → Reply
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from litestar import Request, get, post
@@ -15,13 +14,12 @@ from litestar.params import FromPath, JSONBody
 from litestar.types import ASGIApp
 
 from billing.keys import Principal, Scope
-from engine.protocol import Sampling
 from service.auth import KeysUnavailableError, refused, scopes_of
 from service.front import Connection, Front, begin, principal_of, remember, request_id, started
-from service.order import Order, seed_of
+from service.order import Order
+from service.reading import prompt_of, sampling_of
 from service.reply import Reply
 from service.telemetry import trace_id_of
-from service.text import TemplateRefusedError
 from service.wire import errors
 from service.wire.forms import ChatForm, Form, TextForm
 from service.wire.parameters import Parameters, parse
@@ -31,7 +29,6 @@ from service.workers import Model
 
 HttpRequest = Request[Any, Any, Any]  # Litestar's type parameters carry nothing of ours
 
-_IN_THREAD: Final = 20_000  # characters; tokenising longer prompts would hold up the other requests
 _JSON: Final = "application/json"
 _ERRORS: Final = {
     status: ResponseSpec(errors.ErrorBody, generate_examples=False, description="OpenAI's error body")
@@ -100,7 +97,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
     )
     async def chat_completions(data: JSONBody[ChatRequest], request: HttpRequest) -> ASGIApp:
         model = _find(front, data.model)
-        prompt = await _chat_prompt(model, data)
+        prompt = await prompt_of(model, data)
         order = _order(front, request, model, data, prompt)
         return Reply(order, _form(ChatForm, order, data), front.dispatch, front.tracing)
 
@@ -114,7 +111,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
     )
     async def completions(data: JSONBody[CompletionRequest], request: HttpRequest) -> ASGIApp:
         model = _find(front, data.model)
-        prompt = await _text_prompt(model, data)
+        prompt = await prompt_of(model, data)
         order = _order(front, request, model, data, prompt)
         return Reply(order, _form(TextForm, order, data), front.dispatch, front.tracing)
 
@@ -136,31 +133,6 @@ def _find(front: Front, name: str) -> Model:
     raise errors.no_model()
 
 
-async def _chat_prompt(model: Model, data: ChatRequest) -> list[int]:
-    if not model.text.chats:
-        raise errors.invalid("This model has no chat template. Use /v1/completions.", param="model")
-    messages = data.conversation()
-    try:
-        if sum(len(message["content"]) for message in messages) > _IN_THREAD:
-            return await asyncio.to_thread(model.text.encode_chat, messages)
-        return model.text.encode_chat(messages)
-    except TemplateRefusedError:
-        raise errors.invalid(
-            "The model's chat template does not take these messages. Check the order of their roles.", param="messages"
-        ) from None
-
-
-async def _text_prompt(model: Model, data: CompletionRequest) -> list[int]:
-    prompt = data.one_prompt()
-    if isinstance(prompt, str):
-        if len(prompt) > _IN_THREAD:
-            return await asyncio.to_thread(model.text.encode, prompt)
-        return model.text.encode(prompt)
-    if not all(0 <= token < model.vocab_size for token in prompt):
-        raise errors.invalid(f"Token ids must be between 0 and {model.vocab_size - 1}.", param="prompt")
-    return prompt
-
-
 def _order(
     front: Front, request: HttpRequest, model: Model, data: ChatRequest | CompletionRequest, prompt: list[int]
 ) -> Order:
@@ -168,11 +140,9 @@ def _order(
     assert principal is not None
     if principal.tenant_id is None:
         raise errors.forbidden(Scope.INFERENCE)  # the operator's own key is nobody's bill
-    if not prompt:
-        raise errors.invalid("The prompt is empty.", param="prompt")
     created_at, started_ns = started(request.scope)
     identity = request_id(request.scope)
-    sampling = _sampling(data, _max_tokens(model, len(prompt), data.wanted_tokens))
+    sampling = sampling_of(model, data, prompt=len(prompt), wanted=data.wanted_tokens)
     endpoint = request.scope["path_template"]
     traceparent = front.tracing.begin(identity, endpoint, model.name, request.headers.get("traceparent", ""))
     return Order(
@@ -192,29 +162,6 @@ def _order(
         request_id=identity,
         created_at=created_at,
         started_ns=started_ns,
-    )
-
-
-def _max_tokens(model: Model, prompt: int, wanted: int | None) -> int:
-    """What was asked for, else the model's default as far as there is room. Raises ApiError."""
-    longest = min(model.context_length, model.kv_tokens)
-    if prompt + (wanted or 1) > longest:
-        raise errors.too_long(prompt, wanted or 1, longest)
-    return wanted or min(model.default_max_tokens, longest - prompt)
-
-
-def _sampling(data: Parameters, max_tokens: int) -> Sampling:
-    if (data.min_tokens or 0) > max_tokens:
-        raise errors.invalid("'min_tokens' may not be more than the tokens asked for.", param="min_tokens")
-    return Sampling(
-        max_tokens=max_tokens,
-        min_tokens=data.min_tokens or 0,
-        temperature=1.0 if data.temperature is None else data.temperature,
-        top_p=1.0 if data.top_p is None else data.top_p,
-        top_k=max(0, data.top_k or 0),
-        min_p=data.min_p or 0.0,
-        seed=seed_of(data.seed),
-        ignore_eos=bool(data.ignore_eos),
     )
 
 

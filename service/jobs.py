@@ -1,144 +1,137 @@
-"""Background work on Celery: chores that are due by the clock, and deferred work that takes its time.
+"""What `pennyweight tasks` does: chores that are due by the clock, and batches when somebody nudges.
 
-A message is only a nudge; the truth is in Postgres. So a chore may run twice, late or not at all this time, and no
-message is worth keeping: it expires when the next one is due, and while Postgres is away each run ends after a short
-wait. Celery's keys lie in the same Redis under a prefix of their own.
+rollup      dirty sums, so that every sum is right within 15 seconds
+sweep       requests and attempts that nobody will close any more
+partitions  of the months to come; at the start, then hourly
+purge       texts, logins and sessions that have expired; at the start, then hourly
+batches     nudge batches that have lines which nobody runs, also those that a dead process left
+
+While Postgres is away each run ends after a short wait and the next one tries again.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
-import time
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
-import redis
 import structlog
 from celery import Celery
-from celery.platforms import SecurityWarning
-from prometheus_client import Counter, Histogram
+from sqlalchemy import Connection, Engine
 
-from engine.protocol import PREFIX
-from service.beat import Beat
+from billing import contents, sessions
+from billing.batches import waiting_batches
+from billing.contents import Seal, SealError
+from billing.database import open_database, transaction
+from billing.partitions import make_ahead
+from billing.rollup import roll_up
+from billing.sweeping import sweep
+from service import logs
+from service.batch.runner import BatchRunner
+from service.celery_app import THREADS, Chore, connect, guarded, schedule, work
+from service.settings import Settings
 
 log = structlog.get_logger()
 
-THREADS: Final = 8
-QUEUE: Final = "tasks"
-VISIBILITY_S: Final = 3600  # no task runs longer: long work is cut into chunks
-
-RUNS: Final = Counter("pennyweight_task_runs", "Background tasks, by outcome", ["task", "outcome"])
-SECONDS: Final = Histogram("pennyweight_task_seconds", "Time of a background task", ["task"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chore:
-    """Something to do again and again. ``work`` answers how much it did; nothing done is no line in the log."""
-
-    name: str
-    every_s: float
-    work: Callable[[], int]
+BATCH: Final = "batch"  # the task; its one argument is the id of a batch
+BATCHES_AT_ONCE: Final = THREADS // 2  # the other threads are for the chores
+_HOUR_S: Final = 3600.0
+_NUDGE_S: Final = 5.0
+_NUDGES: Final = 100
 
 
-class ChoreRunner:
-    """Runs one chore, once at a time: a nudge that comes while it runs is dropped."""
+def run(settings: Settings) -> None:
+    """Until SIGTERM or Ctrl-C. Ends the process with Celery's exit status if it is not 0."""
+    logs.configure()
+    database = open_database(settings.database_url, pool_size=THREADS)
+    app = connect(settings.redis_url)
+    schedule(app, chores(app, database, grace=timedelta(seconds=settings.settle_grace_s)))
+    runner = _batch_runner(settings, database)
+    if runner is not None:
+        runner.start()
+        app.task(_batch_task(app, runner), name=BATCH, shared=False)
+    try:
+        status = work(app, settings.redis_url, stopping=runner.drain if runner else lambda: None)
+    finally:
+        if runner is not None:
+            runner.close()
+        database.dispose()
+    raise SystemExit(status)
 
-    def __init__(self, chore: Chore) -> None:
-        self._chore = chore
-        self._running = threading.Lock()
 
-    def run(self) -> None:
-        if not self._running.acquire(blocking=False):
-            RUNS.labels(self._chore.name, "busy").inc()
-            return
+def nudge(app: Celery, batch_id: UUID, *, expires_s: float | None = None) -> None:
+    """Say that the batch has lines to run. Raises kombu.exceptions.OperationalError while Redis is away."""
+    app.send_task(BATCH, [str(batch_id)], expires=expires_s, ignore_result=True)
+
+
+def chores(app: Celery, database: Engine, *, grace: timedelta) -> list[Chore]:
+    def on(work: Callable[[Connection], int]) -> Callable[[], int]:
+        return partial(_in_transaction, database, work)
+
+    return [
+        Chore(name="rollup", every_s=3, work=partial(_until_done, on(roll_up))),
+        Chore(name="sweep", every_s=10, work=partial(_until_done, on(partial(_sweep, grace=grace)))),
+        Chore(name="partitions", every_s=_HOUR_S, work=on(_make_partitions)),
+        Chore(name="purge", every_s=_HOUR_S, work=on(lambda books: contents.purge(books) + sessions.purge(books))),
+        Chore(name="batches", every_s=_NUDGE_S, work=partial(_nudge_waiting, app, database)),
+    ]
+
+
+def _in_transaction(database: Engine, work: Callable[[Connection], int]) -> int:
+    with transaction(database) as connection:
+        return work(connection)
+
+
+def _until_done(work: Callable[[], int]) -> int:
+    """A turn has a bound, so that no transaction is long; go on until there is nothing left."""
+    total = 0
+    while count := work():
+        total += count
+    return total
+
+
+def _sweep(books: Connection, *, grace: timedelta) -> int:
+    swept = sweep(books, grace=grace)
+    return swept.requests + swept.attempts
+
+
+def _make_partitions(books: Connection) -> int:
+    return len(make_ahead(books, datetime.now(UTC)))
+
+
+def _nudge_waiting(app: Celery, database: Engine) -> int:
+    with transaction(database) as books:
+        waiting = waiting_batches(books, limit=_NUDGES)
+    for batch_id in waiting:
+        nudge(app, batch_id, expires_s=_NUDGE_S)
+    return 0  # that a batch runs is no news
+
+
+def _batch_runner(settings: Settings, database: Engine) -> BatchRunner | None:
+    try:
+        return BatchRunner(settings, database, Seal(settings.secret))
+    except SealError as error:
+        log.warning("no batches are run here", reason=str(error))
+        return None
+
+
+def _batch_task(app: Celery, runner: BatchRunner) -> Callable[[str], None]:
+    slots = threading.BoundedSemaphore(BATCHES_AT_ONCE)
+
+    def chunk(batch_id: str) -> int:
+        if runner.run(UUID(batch_id)):
+            nudge(app, UUID(batch_id))
+        return 0
+
+    def run_batch(batch_id: str) -> None:
+        if not slots.acquire(blocking=False):
+            return  # the next nudge comes in seconds
         try:
-            self._run()
+            guarded(BATCH, partial(chunk, batch_id))
         finally:
-            self._running.release()
+            slots.release()
 
-    def _run(self) -> None:
-        name, started = self._chore.name, time.monotonic()
-        try:
-            done = self._chore.work()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next run tries again
-            RUNS.labels(name, "failed").inc()
-            log.warning("task failed", task=name, error=type(error).__name__)
-            return
-        seconds = time.monotonic() - started
-        RUNS.labels(name, "done").inc()
-        SECONDS.labels(name).observe(seconds)
-        if done:
-            log.info("task done", task=name, count=done, seconds=round(seconds, 3))
-
-
-def connect(redis_url: str) -> Celery:
-    """The Celery application, enough to enqueue with."""
-    app = Celery("pennyweight", broker=broker_url(redis_url), set_as_current=False)
-    app.conf.update(
-        broker_transport_options={"global_keyprefix": f"{PREFIX}celery:", "visibility_timeout": VISIBILITY_S},
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        task_default_queue=QUEUE,
-        task_ignore_result=True,
-        task_serializer="json",
-        accept_content=["json"],
-        worker_prefetch_multiplier=1,
-        worker_hijack_root_logger=False,
-        worker_redirect_stdouts=False,
-    )
-    return app
-
-
-def broker_url(redis_url: str) -> str:
-    """What kombu calls the same server: a unix socket is ``redis+socket://``, its database ``virtual_host``."""
-    parts = urlsplit(redis_url)
-    if parts.scheme != "unix":
-        return redis_url
-    database = parse_qs(parts.query).get("db", ["0"])[0]
-    return f"redis+socket://{parts.netloc}{parts.path}?virtual_host={database}"
-
-
-def schedule(app: Celery, chores: Sequence[Chore]) -> None:
-    """Make the chores known as tasks, and due at their times."""
-    for chore in chores:
-        app.task(_function(ChoreRunner(chore)), name=chore.name, shared=False)
-    app.conf.beat_schedule = {
-        chore.name: {"task": chore.name, "schedule": chore.every_s, "options": {"expires": chore.every_s}}
-        for chore in chores
-    }
-
-
-def _function(runner: ChoreRunner) -> Callable[[], None]:
-    """Celery makes a class of every task, so a method of ours would lose its object."""
-
-    def run() -> None:
-        runner.run()
-
-    return run
-
-
-def work(app: Celery, redis_url: str) -> int:
-    """Work until SIGTERM or Ctrl-C, then finish what runs. Returns the exit status."""
-    # Celery warns root because pickled messages can run code; ours are JSON.
-    warnings.filterwarnings("ignore", category=SecurityWarning)
-    with redis.Redis.from_url(redis_url, socket_timeout=5) as connection:
-        beat = Beat(app, connection, me=f"{socket.gethostname()}-{os.getpid()}")
-        worker = app.Worker(
-            pool="threads", concurrency=THREADS, hostname=node_name(), without_gossip=True, without_mingle=True
-        )
-        beat.start()
-        try:
-            worker.start()
-        finally:
-            beat.stop()
-    return int(worker.exitcode or 0)
-
-
-def node_name() -> str:
-    """What this machine's worker is called among Celery's: asked by the health check."""
-    return f"tasks@{socket.gethostname()}"
+    return run_batch

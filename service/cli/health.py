@@ -69,7 +69,7 @@ def _recorder(connection: redis.Redis) -> str:
 
 
 def _tasks(connection: redis.Redis) -> str:
-    from service.jobs import connect, node_name  # noqa: PLC0415 - Celery is slow to import and the others don't need it
+    from service.celery_app import connect, node_name  # noqa: PLC0415 - Celery is slow to import and the others don't need it
 
     del connection
     url = Settings.from_environment().redis_url

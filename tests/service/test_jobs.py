@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from service.beat import LEAD_KEY, Beat, Lead
-from service.jobs import Chore, ChoreRunner, broker_url, connect, schedule
+from service.celery_app import Chore, ChoreRunner, broker_url, connect, schedule
 
 QUEUE = "pw:celery:tasks"
 

@@ -1,0 +1,69 @@
+"""From a typed request to what the engine takes: token ids and sampling, for both owners of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from engine.protocol import Sampling
+from service.order import seed_of
+from service.text import TemplateRefusedError
+from service.wire import errors
+from service.wire.parameters import Parameters
+from service.wire.requests import ChatRequest, CompletionRequest
+from service.workers import Model
+
+_IN_THREAD: Final = 20_000  # characters; tokenising longer prompts would hold up the other requests
+
+
+async def prompt_of(model: Model, data: ChatRequest | CompletionRequest) -> list[int]:
+    """Token ids, at least one. Raises ApiError."""
+    prompt = await (_chat(model, data) if isinstance(data, ChatRequest) else _text(model, data))
+    if not prompt:
+        raise errors.invalid("The prompt is empty.", param="prompt")
+    return prompt
+
+
+def sampling_of(model: Model, data: Parameters, *, prompt: int, wanted: int | None) -> Sampling:
+    """``prompt`` and ``wanted`` count tokens; None is the model's default, as far as there is room. Raises ApiError."""
+    longest = min(model.context_length, model.kv_tokens)
+    if prompt + (wanted or 1) > longest:
+        raise errors.too_long(prompt, wanted or 1, longest)
+    max_tokens = wanted or min(model.default_max_tokens, longest - prompt)
+    if (data.min_tokens or 0) > max_tokens:
+        raise errors.invalid("'min_tokens' may not be more than the tokens asked for.", param="min_tokens")
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=data.min_tokens or 0,
+        temperature=1.0 if data.temperature is None else data.temperature,
+        top_p=1.0 if data.top_p is None else data.top_p,
+        top_k=max(0, data.top_k or 0),
+        min_p=data.min_p or 0.0,
+        seed=seed_of(data.seed),
+        ignore_eos=bool(data.ignore_eos),
+    )
+
+
+async def _chat(model: Model, data: ChatRequest) -> list[int]:
+    if not model.text.chats:
+        raise errors.invalid("This model has no chat template. Use /v1/completions.", param="model")
+    messages = data.conversation()
+    try:
+        if sum(len(message["content"]) for message in messages) > _IN_THREAD:
+            return await asyncio.to_thread(model.text.encode_chat, messages)
+        return model.text.encode_chat(messages)
+    except TemplateRefusedError:
+        raise errors.invalid(
+            "The model's chat template does not take these messages. Check the order of their roles.", param="messages"
+        ) from None
+
+
+async def _text(model: Model, data: CompletionRequest) -> list[int]:
+    prompt = data.one_prompt()
+    if isinstance(prompt, str):
+        if len(prompt) > _IN_THREAD:
+            return await asyncio.to_thread(model.text.encode, prompt)
+        return model.text.encode(prompt)
+    if not all(0 <= token < model.vocab_size for token in prompt):
+        raise errors.invalid(f"Token ids must be between 0 and {model.vocab_size - 1}.", param="prompt")
+    return prompt
