@@ -152,7 +152,6 @@ def chat(content: str, **options) -> dict:
 
 
 LEAVING = {
-    "during admission": (chat("hello", stream=True), lambda client: None),
     "before the first chunk": (chat(prompt_of(900), stream=True), lambda client: time.sleep(0.15)),
     "mid-stream": (chat("hello", stream=True), lambda client: [client.read_until(b"data:"), time.sleep(0.5)]),
     "not streaming": (chat("hello"), lambda client: time.sleep(0.5)),
@@ -172,6 +171,20 @@ def test_a_client_that_leaves_is_settled_as_cancelled_and_frees_everything(syste
     assert row["delivered_tokens"] <= row["completion_tokens"] <= row["generated_tokens"] < 200
     eventually(lambda: nothing_held(system), within=2)
     assert len(system.rows(sql, tenant)) == 1
+
+
+def test_a_client_that_leaves_at_once_is_not_admitted_or_is_cancelled(system: System):
+    """Whichever of its goodbye and its admission is faster: never more than one row, never one that completed."""
+    tenant = f"hasty-{uuid.uuid4().hex[:8]}"
+    key = system.new_key(tenant)
+    for _ in range(8):
+        RawClient(system, key, chat("hello", stream=True)).leave()
+    time.sleep(2)
+    eventually(lambda: nothing_held(system), within=5)
+    sql = "SELECT r.status FROM requests r JOIN tenants t ON t.id = r.tenant_id WHERE t.name = %s"
+    statuses = [row["status"] for row in system.rows(sql, tenant)]
+    assert len(statuses) <= 8
+    assert set(statuses) <= {"cancelled"}
 
 
 def nothing_held(system: System) -> bool:
