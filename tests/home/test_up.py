@@ -131,6 +131,11 @@ class Up:
         headers = {"Authorization": f"Bearer {self.bootstrap['api_key']}"}
         return httpx.post(f"{self.bootstrap['api_url']}/v1/completions", json=body, headers=headers, timeout=60)
 
+    def snippet(self, start, end):
+        """What the greeting offers to paste."""
+        said = self.said()
+        return said[said.index(start, said.index("Try it")) :].split(end)[0]
+
     def left_after(self, number):
         self.process.send_signal(number)
         self.process.wait(60)
@@ -138,6 +143,12 @@ class Up:
         while (left := list(filter(runs, self.started))) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
+
+
+def pasted(snippet, *interpreter):
+    done = subprocess.run([*interpreter, snippet], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_killed_system_leaves_nothing_and_the_next_one_keeps_keys_and_books(open_folder, smollm2_gguf):
@@ -149,6 +160,8 @@ def test_a_killed_system_leaves_nothing_and_the_next_one_keeps_keys_and_books(op
         "api_url", "api_key", "admin_key", "dashboard_url", "database_url", "redis_url", "model",
     }  # fmt: skip
     assert first.bootstrap["dashboard_url"] is None
+    assert '"object":"chat.completion"' in pasted(first.snippet("curl ", "\n\n"), "/bin/sh", "-c")
+    assert pasted(first.snippet("from openai", "\n\nPrices"), sys.executable, "-c")
     assert first.left_after(signal.SIGKILL) == []
 
     second = Up(open_folder / "home", *words)
