@@ -12,6 +12,8 @@ import pytest
 
 from tests.scenarios.conftest import System, eventually, start_system
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def own_system(tmp_path):
@@ -93,7 +95,6 @@ def test_requests_of_a_killed_api_process_are_settled_without_a_charge(own_syste
     eventually(own_system.ready, within=30)
 
 
-@pytest.mark.slow
 def test_every_request_has_one_row_though_postgres_and_redis_go_away(own_system: System):
     answered: Counter[int] = Counter()
     lock = threading.Lock()
