@@ -13,11 +13,11 @@ from typing import Final
 import click
 import redis
 
-from engine.protocol import RECORDER_GROUP, RECORDS, WORKERS, lease_key, unpack_card
+from engine.protocol import RECORDER_GROUP, RECORDS, WORKERS, WorkerState, lease_key, unpack_card
 from service.settings import Settings
 
 _TIMEOUT_S: Final = 5.0
-_RECORDER_IDLE_MS: Final = 30_000  # it reads at least every few seconds
+_RECORDER_IDLE_MS: Final = 10_000  # it reads twice a second
 
 
 @click.command()
@@ -52,8 +52,11 @@ def _process(name: str) -> str:
 def _engine(connection: redis.Redis) -> str:
     cards = [unpack_card(data) for data in connection.hvals(WORKERS) if isinstance(data, bytes)]
     here = [card for card in cards if card.name.startswith(f"{socket.gethostname()}/")]
-    if any(connection.exists(lease_key(card.worker)) for card in here):
+    living = [card for card in here if connection.exists(lease_key(card.worker))]
+    if any(card.state is not WorkerState.LOADING for card in living):
         return ""
+    if living:
+        return "The engine worker of this machine is loading its model."
     return "The engine worker of this machine doesn't make progress." if here else "No engine worker here yet."
 
 

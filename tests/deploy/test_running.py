@@ -36,6 +36,7 @@ class Stack:
     folder: Path
     services: list[Service]
     places: dict[str, str]  # text in the file -> text on this machine
+    port: int  # of Postgres: its health check asks at the default one
     running: dict[str, subprocess.Popen] = field(default_factory=dict)
     printed: dict[str, str] = field(default_factory=dict)
 
@@ -112,7 +113,13 @@ class Stack:
         given = {name: self._place(str(value)) for name, value in service.spec["environment"].items()}
         if "PENNYWEIGHT_HOME" in given:
             given["PENNYWEIGHT_HOME"] = str(home)
-        return {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8", **given}
+        return {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "PGPORT": str(self.port),
+            **given,
+        }
 
     def _here(self, command):
         return [self._place(word) for word in command]
@@ -148,7 +155,7 @@ def stack(postgres_server, valkey_server, tmp_path_factory, smollm2_gguf):
     models = folder / "engine" / "models"
     models.mkdir(parents=True)
     shutil.copy(smollm2_gguf, models)
-    stack = Stack(folder, in_order(load(ROOT / "compose.yaml", environment)["services"]), places)
+    stack = Stack(folder, in_order(load(ROOT / "compose.yaml", environment)["services"]), places, postgres.port)
     try:
         stack.up()
         yield stack
@@ -175,7 +182,7 @@ def eventually(look, seconds=20.0):
 def test_a_request_goes_through_and_its_row_has_price_and_cost(stack):
     key = re.search(r"pw-\S+", stack.printed["bootstrap"])[0]
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{stack.places['8080']}/v1", api_key=key, max_retries=0)
-    model = client.models.list().data[0].id
+    model = eventually(lambda: client.models.list().data)[0].id
     answer = client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "Name a colour."}], max_tokens=8, temperature=0
     )
@@ -204,4 +211,4 @@ def test_a_one_shot_service_writes_to_no_folder(stack):
 def test_every_process_drains_and_ends_by_itself_and_is_unhealthy_then(stack):
     assert stack.down() == dict.fromkeys(stack.running, 0)
     for name in stack.running:
-        assert not stack.healthy(name), name
+        eventually(lambda name=name: not stack.healthy(name))
