@@ -133,8 +133,9 @@ def work(app: Celery, redis_url: str, *, stopping: Callable[[], None]) -> int:
     with redis.Redis.from_url(redis_url, socket_timeout=5) as connection:
         beat = Beat(app, connection, me=f"{socket.gethostname()}-{os.getpid()}")
         worker = app.Worker(
-            pool="threads", concurrency=THREADS, hostname=node_name(), without_gossip=True, without_mingle=True
-        )
+            pool="threads", concurrency=THREADS, hostname=node_name(), without_gossip=True, without_mingle=True,
+            quiet=True,  # no banner between the lines of the log
+        )  # fmt: skip
         beat.start()
         try:
             worker.start()
