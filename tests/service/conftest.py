@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import uvicorn
 from billing.database import open_database, transaction
 from billing.keys import Scope, create_key
 from billing.tenants import Limits, add_tenant
-from engine.protocol import DATA, RECORDS, Settlement, unpack_record
+from engine.protocol import DATA, PRODUCER, RECORDS, SEQ, Settlement, committed_key, unpack_record
 from service.app import create_app
 from service.settings import Settings
 
@@ -101,6 +103,32 @@ class Api:
                 await asyncio.sleep(0.02)
 
 
+@pytest.fixture(autouse=True)
+def committed(request) -> Iterator[None]:
+    """Stands in for the recorder's last word, so that a producer that closes need not wait for it."""
+    if "redis_url" not in request.fixturenames:
+        yield
+        return
+    url, stop = request.getfixturevalue("redis_url"), threading.Event()
+    thread = threading.Thread(target=_commit, args=(url, stop))
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def _commit(url: str, stop: threading.Event) -> None:
+    last = b"0-0"
+    with redis.Redis.from_url(url) as connection:
+        while not stop.is_set():
+            time.sleep(0.05)
+            with contextlib.suppress(redis.RedisError):
+                for _, entries in connection.xread({RECORDS: last}):
+                    for entry, fields in entries:
+                        last = entry
+                        connection.rpush(committed_key(fields[PRODUCER].decode()), fields[SEQ])
+
+
 @contextlib.asynccontextmanager
 async def serve(settings: Settings, **changes) -> AsyncIterator[Api]:
     """An API with the changed settings, until the block ends."""
@@ -115,8 +143,9 @@ async def serve(settings: Settings, **changes) -> AsyncIterator[Api]:
     try:
         yield Api(url=f"http://127.0.0.1:{port}", port=port, app=app, server=server)
     finally:
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
         server.should_exit = True
-        server.force_exit = True
         await task
         listening.close()
 
