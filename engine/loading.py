@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from engine import models
-from engine.config import ConfigError, WorkerConfig
+from engine.config import ConfigError, EngineConfig, WorkerConfig
 from engine.kernels.device import DeviceError
 from engine.models import LoadedModel, ModelError
 from engine.plan import Runner
@@ -32,6 +32,7 @@ class Loaded:
     model: LoadedModel
     device: str  # identity, e.g. "host-a/cpu"
     device_kind: str  # what a rate is set for, e.g. "cpu", "nvidia-h200"
+    engine: EngineConfig
 
 
 def load(config: WorkerConfig, threads: int) -> Loaded:
@@ -48,7 +49,7 @@ def load(config: WorkerConfig, threads: int) -> Loaded:
         )
     except (ModelError, DeviceError, ValueError) as error:
         raise ConfigError(str(error)) from error
-    return Loaded(runner, model, f"{socket.gethostname()}/{place}", _kind(place))
+    return Loaded(runner, model, f"{socket.gethostname()}/{place}", _kind(place), config.engine(place.type))
 
 
 def describe(card: WorkerCard, loaded: Loaded, config: WorkerConfig) -> WorkerCard:
@@ -60,6 +61,7 @@ def describe(card: WorkerCard, loaded: Loaded, config: WorkerConfig) -> WorkerCa
         device_kind=loaded.device_kind,
         revision=model.revision,
         context_length=limits.context_length,
+        max_batch=loaded.engine.max_batch,
         default_max_tokens=min(config.default_max_tokens, limits.context_length),
         kv_tokens=kv_tokens,
         max_outstanding_tokens=config.max_outstanding_tokens or _OUTSTANDING_PER_KV_TOKEN * kv_tokens,

@@ -88,18 +88,18 @@ class Worker:
         identity = Identity(
             worker=self._boot, device=loaded.device, device_kind=loaded.device_kind, deployment=config.deployment
         )
-        meter = Meter(identity, self._timeline, fixed_rows=config.engine.fixed_rows)
+        meter = Meter(identity, self._timeline, fixed_rows=loaded.engine.fixed_rows)
         self._timeline.enter(Span.OVERHEAD)
         log.info("ready", model=config.model_name, device=loaded.device, kv_tokens=self._registration.card.kv_tokens)
         try:
             return Loop(
                 connection=self._redis,
-                engine=Engine(loaded.runner, meter, config.engine),
+                engine=Engine(loaded.runner, meter, loaded.engine),
                 registration=self._registration,
                 records=Records(self._producer),
                 metrics=Metrics(config.model_name, name),
                 stop=self._stop,
-                config=config.engine,
+                config=loaded.engine,
                 tracing=tracing,
             ).run()
         finally:
@@ -156,7 +156,7 @@ def _loading_card(config: WorkerConfig, boot: str) -> WorkerCard:
         revision="",
         context_length=0,
         default_max_tokens=0,
-        max_batch=config.engine.max_batch,
+        max_batch=0,
         kv_tokens=0,
         max_outstanding_tokens=0,
         eos_token_ids=(),

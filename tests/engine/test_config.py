@@ -12,7 +12,8 @@ def test_names_follow_from_the_model_where_they_are_not_said() -> None:
     config = WorkerConfig.from_environment(NEEDED)
     assert config.model_name == config.deployment == "tiny.Q4_1"
     assert config.name.endswith("/tiny.Q4_1")
-    assert config.engine == EngineConfig()
+    assert config.engine("cpu") == EngineConfig()
+    assert config.engine("cuda").max_batch > config.engine("cpu").max_batch
 
 
 def test_everything_can_be_said() -> None:
@@ -33,7 +34,16 @@ def test_everything_can_be_said() -> None:
     config = WorkerConfig.from_environment(said)
     assert (config.model_name, config.deployment, config.device, config.name) == ("m", "m-int8", "cuda:1", "a/b")
     assert (config.kv_tokens, config.threads, config.lease_s, config.metrics_port) == (1000, 3, 2.5, 9000)
-    assert (config.engine.max_batch, config.engine.step_tokens) == (8, 64)
+    assert (config.engine("cuda").max_batch, config.engine("cuda").step_tokens) == (8, 64)
+
+
+def test_batch_and_step_fit_together_or_are_refused_at_once() -> None:
+    config = WorkerConfig.from_environment({**NEEDED, "PENNYWEIGHT_MAX_BATCH": "1000"})
+    assert config.engine("cpu").step_tokens == 1000
+    config = WorkerConfig.from_environment({**NEEDED, "PENNYWEIGHT_STEP_TOKENS": "16"})
+    assert config.engine("cuda").max_batch == 16
+    with pytest.raises(ConfigError, match="PENNYWEIGHT_STEP_TOKENS"):
+        WorkerConfig.from_environment({**NEEDED, "PENNYWEIGHT_STEP_TOKENS": "16", "PENNYWEIGHT_MAX_BATCH": "17"})
 
 
 @pytest.mark.parametrize("name", ["MAX_BATCH", "STEP_TOKENS", "KV_TOKENS", "KV_MEMORY_MB", "THREADS", "METRICS_PORT"])
