@@ -1,7 +1,50 @@
-"""The front door and the wiring: HTTP, keys, limits, dispatch, the recorder, background work, the command line.
+"""The front door and the wiring: HTTP, keys, limits, dispatch, recorder, background work, the one-machine home.
 
-jobs        — background work: chores due by the clock, batches when somebody nudges
-celery_app  — Celery as we use it: messages are nudges, the truth is in Postgres
-beat        — the clock of the background work: of several, one leads
-batch       — deferred generation, each line exactly once
+The way of a request:
+
+server — API processes on one port, and the parent that replaces them
+process — one API process
+app — the ASGI application and its parts
+front — what all routes share, and the marks that a request carries
+inference — OpenAI's routes: key, body, model, token ids, order
+auth — who is asking
+wire — OpenAI's requests, answers and errors
+workers — who serves which model, and who is alive
+text — template, tokens, detokenising, stop strings
+reading — a typed request to token ids and sampling, for both owners
+order — a valid request, ready for admission
+reply — the answer, while the disconnect is watched
+dispatch — the owner of requests: jobs out, events in, leases
+desk — what a generation needs of its owner
+generation — a request's life, from admission to settlement
+admission — limits, slot, worker and inbox in one Redis call
+completion — ids in, text out, up to a stop string
+settlement — what it ended as, what is billed
+refusals — what was not admitted, counted
+
+What comes after it:
+
+records_stream — the records stream as the recorder reads it
+records — messages of the engine to rows of the books
+recorder — records stream to Postgres, once
+recorder_metrics — what the recorder counts
+
+Background work:
+
+celery_app — the Celery application and its tasks
+jobs — chores and deferred work
+beat — exactly one clock
+batch — a file of requests through the workers at low priority
+
+For the operator:
+
+admin — tenants and keys over HTTP
+login — the dashboard's cookie
+health — live, ready, and which part is not
+metrics — for Prometheus
+telemetry — for OpenTelemetry
+logs — for people
+settings — from the environment, read once
+home — everything on one machine
+cli — the command `pennyweight`
 """
