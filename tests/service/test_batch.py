@@ -176,7 +176,7 @@ def test_a_line_that_cannot_be_served_fails_alone_and_says_why(environment, keyr
 
     done = asyncio.run(scenario())
     assert done.returncode == 1
-    assert "1 lines failed" in done.stderr
+    assert "Lines that failed: 1" in done.stderr
     results = [json.loads(line) for line in (tmp_path / "prompts.output.jsonl").read_text().splitlines()]
     assert [result["response"]["status_code"] for result in results] == [200, 400, 200]
     assert results[1]["response"]["body"]["error"]["code"] == "context_length_exceeded"
