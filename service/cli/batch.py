@@ -195,7 +195,9 @@ def _write(seal: Seal, found: Batch, path: Path) -> None:
         raise click.ClickException(message) from None
     print(f"Results: {path}")
     if found.failed_lines:
-        raise click.ClickException(f"Lines that failed: {found.failed_lines}; each says why in its place of the results.")
+        raise click.ClickException(
+            f"Lines that failed: {found.failed_lines}; each says why in its place of the results."
+        )
 
 
 def _private(path: Path) -> IO[bytes]:
