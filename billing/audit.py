@@ -5,8 +5,9 @@
 2. Tokens: rows by kind, as the executor counted them in intervals, against the plan's count in attempts.
 4. Admissions: each owner's boot numbered its requests 1, 2, 3 …, and each number is one row.
 
-A boot that was killed has told less than it did: its attempts since the last interval are lost, or reported without
-the interval they closed in. So a boot is compared up to its last interval, and said to be cut short.
+A boot that was killed has told less than it did, and one that runs has attempts open. So time is compared up to a
+boot's last interval, tokens up to its last one at whose end no attempt was open, and admissions up to the youngest that
+is too old to run.
 """
 
 from __future__ import annotations
@@ -20,38 +21,49 @@ from typing import Final
 from sqlalchemy import Connection, Row, text
 
 UNACCOUNTED_AT_MOST: Final = Decimal("0.001")  # of the wall clock
+_KINDS: Final = ("prompt", "recomputed", "generated", "drafted")
 
 # Σ over intervals of a boot, beside Σ over its attempts that closed in one of them.
 _BOOTS: Final = text("""
 WITH spans AS (
-    SELECT worker, device, count(*) AS intervals, max(number) AS newest, bool_or(last) AS ended,
+    SELECT worker, device, count(*) AS intervals, max(number) AS newest,
            max(end_ns) - min(start_ns) AS wall_ns, sum(end_ns - start_ns) AS covered_ns,
            sum(busy_ns) AS busy_ns, sum(idle_ns) AS idle_ns, sum(loading_ns) AS loading_ns,
            sum(waste_ns) AS waste_ns, sum(overhead_ns) AS overhead_ns,
-           (array_agg(open_ns ORDER BY number DESC))[1] AS open_ns,
-           sum(prompt_tokens) AS prompt_tokens, sum(recomputed_tokens) AS recomputed_tokens,
-           sum(generated_tokens) AS generated_tokens, sum(steps) AS steps
+           (array_agg(open_ns ORDER BY number DESC))[1] AS open_ns, max(number) FILTER (WHERE open_ns = 0) AS quiet
     FROM device_intervals
     WHERE worker IN (SELECT worker FROM device_intervals WHERE ended_at > :start AND started_at < :end)
     GROUP BY worker, device
 )
-SELECT s.*, a.*
+SELECT s.*, a.used_ns, t.*
 FROM spans s CROSS JOIN LATERAL (
-    SELECT coalesce(sum(used_ns), 0) AS used_ns, coalesce(sum(wasted_ns), 0) AS wasted_ns,
-           coalesce(sum(prompt_tokens), 0) AS attempt_prompt_tokens,
-           coalesce(sum(recomputed_tokens), 0) AS attempt_recomputed_tokens,
-           coalesce(sum(generated_tokens), 0) AS attempt_generated_tokens
+    SELECT coalesce(sum(used_ns), 0) AS used_ns
     FROM attempts WHERE worker = s.worker AND device = s.device AND "interval" <= s.newest
 ) a
-ORDER BY s.worker
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(prompt_tokens), 0) AS prompt_planned, coalesce(sum(recomputed_tokens), 0) AS recomputed_planned,
+           coalesce(sum(generated_tokens), 0) AS generated_planned, coalesce(sum(drafted_tokens), 0) AS drafted_planned
+    FROM attempts WHERE worker = s.worker AND device = s.device AND "interval" <= s.quiet
+) p
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(prompt_tokens), 0) - prompt_planned AS prompt,
+           coalesce(sum(recomputed_tokens), 0) - recomputed_planned AS recomputed,
+           coalesce(sum(generated_tokens), 0) - generated_planned AS generated,
+           coalesce(sum(drafted_tokens), 0) - drafted_planned AS drafted
+    FROM device_intervals WHERE worker = s.worker AND device = s.device AND number <= s.quiet
+) t
+ORDER BY s.worker, s.device
 """)
 
+# A row that was swept has no number, and stands for one that is missing.
 _NUMBERS: Final = text("""
-SELECT boot_id, count(boot_seq) AS numbered, count(DISTINCT boot_seq) AS different,
-       coalesce(max(boot_seq), 0) AS highest, count(*) FILTER (WHERE boot_seq IS NULL) AS swept
-FROM requests
-WHERE boot_id IN (SELECT boot_id FROM requests WHERE finished_at >= :start AND finished_at < :end)
-GROUP BY boot_id ORDER BY boot_id
+WITH boots AS (SELECT DISTINCT boot_id FROM requests WHERE finished_at >= :start AND finished_at < :end),
+     due AS (SELECT boot_id, max(boot_seq) AS due FROM requests WHERE created_at < :too_old GROUP BY boot_id)
+SELECT boot_id, due, max(boot_seq) AS highest, count(boot_seq) AS numbered,
+       count(boot_seq) - count(DISTINCT boot_seq) AS repeated, count(*) FILTER (WHERE boot_seq IS NULL) AS swept,
+       due - count(DISTINCT boot_seq) FILTER (WHERE boot_seq <= due) AS absent
+FROM requests JOIN boots USING (boot_id) LEFT JOIN due USING (boot_id)
+GROUP BY boot_id, due ORDER BY boot_id
 """)
 
 
@@ -66,9 +78,12 @@ class Finding:
     closes: bool
 
 
-def audit(connection: Connection, start: datetime, end: datetime) -> list[Finding]:
-    """Every identity for each boot that was alive in [start, end), over the boot's whole life."""
-    span = {"start": start, "end": end}
+def audit(connection: Connection, start: datetime, end: datetime, *, too_old: datetime) -> list[Finding]:
+    """Every identity for each boot that was alive in [start, end), over the boot's whole life.
+
+    No request from before ``too_old`` can still run.
+    """
+    span = {"start": start, "end": end, "too_old": too_old}
     boots = connection.execute(_BOOTS, span).all()
     numbers = connection.execute(_NUMBERS, span).all()
     return [finding for boot in boots for finding in _of_worker(boot)] + [_of_owner(boot) for boot in numbers]
@@ -89,7 +104,6 @@ def _of_worker(boot: Row[tuple[object, ...]]) -> Iterable[Finding]:
         residual=f"unaccounted {int(unaccounted_ns)} ns = {share:.5%}" + ("" if whole else "; intervals are missing"),
         closes=whole and abs(share) <= UNACCOUNTED_AT_MOST,
     )
-    # Attempts that closed after the last interval are not in it; of a boot that runs or was killed it may hold more.
     left_ns = int(boot.busy_ns - boot.used_ns - boot.open_ns)
     yield Finding(
         identity="1 busy time",
@@ -102,32 +116,26 @@ def _of_worker(boot: Row[tuple[object, ...]]) -> Iterable[Finding]:
 
 
 def _tokens(boot: Row[tuple[object, ...]], subject: str) -> Finding:
-    """Attempts still open at the last interval have rows in it that no report has told yet, so only a boot at rest
-    can be compared.
-    """
-    compared = "executor's rows against the plan's: prompt, recomputed, generated"
-    if boot.open_ns:
-        return Finding(
-            identity="2 tokens", subject=subject, compared=compared, residual="attempts are open", closes=True
-        )
-    left = [
-        int(getattr(boot, f"{kind}_tokens") - getattr(boot, f"attempt_{kind}_tokens"))
-        for kind in ("prompt", "recomputed", "generated")
-    ]
-    residual = ", ".join(str(number) for number in left)
-    return Finding(identity="2 tokens", subject=subject, compared=compared, residual=residual, closes=not any(left))
+    left = {kind: int(getattr(boot, kind)) for kind in _KINDS}
+    upto = f"up to interval {boot.quiet}" if boot.quiet else "not compared: attempts were open all the time"
+    return Finding(
+        identity="2 tokens",
+        subject=subject,
+        compared=f"rows that the executor counted against those of the plan, {upto}",
+        residual=", ".join(f"{kind} {number}" for kind, number in left.items()),
+        closes=not any(left.values()),
+    )
 
 
 def _of_owner(boot: Row[tuple[object, ...]]) -> Finding:
-    """A row that was swept has no number: it fills one gap."""
-    gaps = boot.highest - boot.different
-    repeats = boot.numbered - boot.different
+    missing = max(0, (boot.absent or 0) - boot.swept)
     return Finding(
         identity="4 admissions",
         subject=boot.boot_id,
-        compared=f"numbers 1 to {boot.highest} against {boot.numbered} rows, {boot.swept} swept",
-        residual=f"{gaps} missing, {repeats} repeated",
-        closes=not repeats and gaps <= boot.swept,
+        compared=f"numbers 1 to {boot.due or 0} against {boot.numbered} rows up to {boot.highest or 0}, "
+        f"{boot.swept} swept",
+        residual=f"{missing} missing, {boot.repeated} repeated",
+        closes=not missing and not boot.repeated,
     )
 
 

@@ -11,7 +11,7 @@ import billing
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Run the missing migrations; two callers at once are safe.
+    """Run the missing migrations; two processes at once are safe, two threads are not.
 
     Raises ``alembic.util.CommandError`` for a database that is newer than this code, and
     ``sqlalchemy.exc.OperationalError`` for one that does not answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -14,6 +14,10 @@ import click
 from billing import audit as auditing
 from billing import economics, tenants
 from service.cli.terminal import Moment, books, plain, say_next, table
+from service.settings import Settings
+
+
+_SWEEP_S: Final = 60  # ample time for the sweeper's next round
 
 
 @click.command()
@@ -39,7 +43,7 @@ def report(*, tenant_name: str | None, start: datetime, end: datetime, form: str
         return
     print(f"{found.start:%Y-%m-%d %H:%M} to {found.end:%Y-%m-%d %H:%M} UTC, {found.currency}\n")
     table([name.upper().replace("_", " ") for name in _REPORT], rows)
-    for note in _notes(found):
+    for note in _notes(found, lines):
         print(note)
     say_next("pennyweight audit" if rows else "pennyweight tenant list")
 
@@ -67,17 +71,17 @@ def _line(line: economics.Line) -> tuple[str, ...]:
     return (*names, *(str(count) for count in counts), *(plain(amount) for amount in amounts))
 
 
-def _notes(found: economics.Report) -> Iterator[str]:
+def _notes(found: economics.Report, lines: Sequence[economics.Line]) -> Iterator[str]:
     yield (
         "\nCost is the measured device time of the requests; loaded cost also carries idle, loading, overhead and "
         "waste, shared out by usage."
     )
     if found.dirty:
         yield "The newest requests are not in these sums yet: look again in some seconds."
-    if found.total.unpriced:
-        yield f"{found.total.unpriced} requests have no price: `pennyweight price set MODEL …` prices them."
-    if found.total.uncosted:
-        yield f"{found.total.uncosted} requests have no cost: `pennyweight device-rate set KIND --hourly …` costs them."
+    if unpriced := sum(line.unpriced for line in lines):
+        yield f"{unpriced} requests have no price: `pennyweight price set MODEL …` prices them."
+    if uncosted := sum(line.uncosted for line in lines):
+        yield f"{uncosted} requests have no cost: `pennyweight device-rate set KIND --hourly …` costs them."
     if found.example_prices or found.example_rates:
         yield "These sums rest on EXAMPLES: " + ", ".join([*found.example_prices, *found.example_rates]) + "."
 
@@ -87,9 +91,10 @@ def _notes(found: economics.Report) -> Iterator[str]:
 @click.option("--to", "end", type=Moment(), help="Default: now.")
 def audit(*, start: datetime | None, end: datetime | None) -> None:
     """Compare what was written independently. Ends with status 1 if something doesn't close."""
-    now = datetime.now(UTC)
+    now, settings = datetime.now(UTC), Settings.from_environment()
+    too_old = now - timedelta(seconds=settings.request_timeout_s + settings.settle_grace_s + _SWEEP_S)
     with books() as connection:
-        found = auditing.audit(connection, start or now - timedelta(days=1), end or now)
+        found = auditing.audit(connection, start or now - timedelta(days=1), end or now, too_old=too_old)
     table(
         ("", "IDENTITY", "OF", "RESIDUAL", "COMPARED"),
         [("ok" if f.closes else "OPEN", f.identity, f.subject, f.residual, f.compared) for f in found],
