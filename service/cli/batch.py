@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import IO, Final
 from uuid import UUID
@@ -188,16 +190,23 @@ def _write(seal: Seal, found: Batch, path: Path) -> None:
                 file.write(line + b"\n")
         half.replace(path)
     except SealError as error:
-        half.unlink(missing_ok=True)
         raise click.ClickException(str(error)) from None
     except OSError as error:
         message = f"Can't write {path}: {error.strerror}. Next: pennyweight batch output {found.id} --output FILE"
         raise click.ClickException(message) from None
+    finally:
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
     print(f"Results: {path}")
     if found.failed_lines:
         raise click.ClickException(
             f"Lines that failed: {found.failed_lines}; each says why in its place of the results."
         )
+    if found.finished_at is None:
+        say_next(f"pennyweight batch status {found.id}")
+        return
+    first, last = found.created_at.astimezone(UTC).date(), found.finished_at.astimezone(UTC).date()
+    say_next(f"pennyweight report --from {first} --to {last + timedelta(days=1)}")
 
 
 def _private(path: Path) -> IO[bytes]:

@@ -108,6 +108,7 @@ def test_a_file_goes_through_and_only_its_results_show_a_text(environment, keyri
     assert {job.klass for job in jobs} == {"batch"}
     (batch_id,) = {record.origin.batch_id for record in found}
     assert str(batch_id) in done.stdout
+    assert "Next: pennyweight report --from 20" in done.stdout.splitlines()[-1]
 
     with transaction(books) as connection:
         sealed = b"".join(bytes(row.sealed) for row in connection.exec_driver_sql("SELECT sealed FROM contents"))
