@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
             Part(child=child, stage=Stage.TRAFFIC, ready=lambda _: child.output().count("here") == 2, stop=stop)
         )
         supervisor.wait_ready(lambda: True)
-        print(json.dumps({"database": stores.database_url, "redis": stores.redis_url}), flush=True)  # noqa: T201 — for the test that started it
+        print(json.dumps({"database": stores.database_url, "redis": stores.redis_url}), flush=True)
         supervisor.watch()
         supervisor.stop()
         guard.close()

@@ -125,7 +125,7 @@ def test_any_sequence_is_decided_as_the_rule_says(redis_url, scopes, steps):
                 await admission.renew(running)
                 for rule in rules:
                     rule.expire(now)
-                    rule.running = {i: now + LEASE_S * 1000 for i in rule.running}
+                    rule.running = dict.fromkeys(rule.running, now + LEASE_S * 1000)
             if step == "admit":
                 for rule in rules:
                     rule.expire(now)
@@ -279,7 +279,9 @@ RACE = textwrap.dedent("""
             admission = Admission(connection, 5)
             print("ready", flush=True)
             sys.stdin.readline()
-            answers = [a for _ in range(20) for a in await asyncio.gather(*[admission.admit(job(), scopes, ROOMY) for _ in range(10)])]
+            answers = []
+            for _ in range(20):
+                answers += await asyncio.gather(*[admission.admit(job(), scopes, ROOMY) for _ in range(10)])
             print(sum(isinstance(a, Granted) for a in answers), flush=True)
 
     asyncio.run(main())

@@ -97,9 +97,14 @@ def test_a_template_that_refuses_or_misbehaves_says_nothing_of_the_messages(temp
 
 
 def test_generation_blocks_and_loop_controls_of_templates_are_understood():
-    template = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    template = (
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
     text = Text(TOKENIZER.to_str(), template, {})
-    assert text.decode(text.encode_chat([{"role": "user", "content": "one"}, {"role": "user", "content": "two"}])) == "one"
+    assert (
+        text.decode(text.encode_chat([{"role": "user", "content": "one"}, {"role": "user", "content": "two"}])) == "one"
+    )
 
 
 def test_a_tokenizer_that_is_none_is_a_value_error():
