@@ -19,9 +19,13 @@ from service.settings import find_home
 @click.option("--dashboard-port", type=click.IntRange(1, 65535), default=8501, show_default=True)
 @click.option("--no-dashboard", is_flag=True, help="Run without the dashboard.")
 @click.option(
-    "--model", help=f"A .gguf file, a Hugging Face folder or a hub id. Default: {DEFAULT_NAME}, downloaded once."
+    "--model",
+    envvar="PENNYWEIGHT_MODEL",
+    help=f"A .gguf file, a Hugging Face folder or a hub id. Default: {DEFAULT_NAME}, downloaded once.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--device", envvar="PENNYWEIGHT_DEVICE", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
+)
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="Of the API.")
 def up(
     *,

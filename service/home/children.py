@@ -76,9 +76,8 @@ class Guard:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # somebody killed the guard: the children still have the kernel's signal
+        # A guard that somebody killed tells nobody: the children still have the kernel's signal.
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
 

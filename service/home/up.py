@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -129,6 +129,8 @@ class System:
         check_device(self._options.device)
         metrics.empty(self._home.metrics)
         model = find_model(self._options.model, self._home.models, self._say)
+        if name := self._environment.get("PENNYWEIGHT_MODEL_NAME"):
+            model = replace(model, name=name)
         self._started = True
         self._stores.start(self._say)
         for part in self._stores.parts():
