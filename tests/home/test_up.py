@@ -152,7 +152,7 @@ def pasted(snippet, *interpreter):
 
 
 def test_a_killed_system_leaves_nothing_and_the_next_one_keeps_keys_and_books(open_folder, smollm2_gguf):
-    words = [*ports(), "--no-dashboard", "--model", str(smollm2_gguf)]
+    words = [*ports(), "--no-dashboard", "--processes", "1", "--model", str(smollm2_gguf)]
     first = Up(open_folder / "home", *words)
     assert first.complete().json()["usage"]["completion_tokens"] == 4
     assert (open_folder / "home/bootstrap.json").stat().st_mode & 0o077 == 0
