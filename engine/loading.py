@@ -22,7 +22,7 @@ from engine.runner import BLOCK_SIZE, TorchRunner
 # KV memory by default. On a GPU nearly all that is left; a CPU's memory is shared with the rest of the machine.
 _CUDA_SHARE: Final = 0.85
 _CPU_SHARE: Final = 0.25
-_CPU_MOST: Final = 1 << 30
+_CPU_MOST: Final = 512 << 20  # zeroing it takes a second per GiB at every start
 _OUTSTANDING_PER_KV_TOKEN: Final = 4  # queue of a worker, in fillings of its KV pool
 
 
