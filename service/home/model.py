@@ -42,8 +42,8 @@ class Model:
 
 
 def find_model(wanted: str | None, cache: Path, say: Say) -> Model:
-    """``wanted`` is a .gguf file, a folder or a hub id; None is the default, kept in ``cache``. Raises HomeError."""
-    if wanted is None:
+    """``wanted`` is a .gguf file, a folder or a hub id; without it the default, kept in ``cache``. Raises HomeError."""
+    if not wanted:
         return Model(DEFAULT_NAME, default_gguf(cache, say))
     path = Path(wanted).expanduser().absolute()
     if path.is_file() and path.suffix == ".gguf":
