@@ -21,7 +21,7 @@ from engine.kernels.memory import Ints, KvMemory
 from engine.kernels.spans import SpannedAttention
 
 with warnings.catch_warnings():
-    # Torch says once per process that the layout is in beta; tests hold the operations used here against plain attention.
+    # Said once per process: the layout is in beta. Tests hold the operations used here against plain attention.
     warnings.simplefilter("ignore")
     torch.sparse_csr_tensor([0], [], [], size=(0, 0))
 

@@ -16,7 +16,6 @@ from billing import economics, tenants
 from service.cli.terminal import Moment, books, plain, say_next, table
 from service.settings import Settings
 
-
 _SWEEP_S: Final = 60  # ample time for the sweeper's next round
 
 
