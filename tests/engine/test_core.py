@@ -215,12 +215,27 @@ def test_an_abort_reaches_attempts_up_to_its_own_and_those_not_yet_here() -> Non
     assert world.report(second).outcome is Outcome.COMPLETED
 
 
-def test_attempts_are_remembered_up_to_a_bound() -> None:
+def test_attempts_are_remembered_up_to_a_bound_and_the_longest_untouched_is_forgotten() -> None:
     fence = Fence(2)
     a, b, c = (UUID(int=i) for i in range(3))
-    assert [fence.passes(x, 1) for x in (a, b, a, c)] == [True, True, False, True]
-    assert fence.passes(b, 1) is False
-    assert fence.passes(a, 1) is True, "the longest untouched was forgotten"
+    assert [fence.passes(x, 1) for x in (a, b, a)] == [True, True, False]
+    fence.raise_to(a, 2)
+    assert fence.passes(c, 1)
+    assert fence.passes(a, 2) is False
+    assert fence.passes(b, 1) is True, "forgotten"
+
+
+def test_a_deadline_of_an_overtaken_attempt_does_not_end_the_one_that_overtook_it() -> None:
+    world = World()
+    soon = world.clock.wall() + 1
+    first = job(4, 9, deadline=soon)
+    second = job(4, 9, request_id=first.request_id, attempt=2, deadline=soon + 1000)
+    world.engine.add(first)
+    world.step()
+    world.engine.add(second)
+    world.clock.ns += 2 * 10**9
+    world.run()
+    assert world.report(second).outcome is Outcome.COMPLETED
 
 
 def test_a_client_that_leaves_frees_its_blocks_at_once_and_pays_for_what_it_used() -> None:
