@@ -151,7 +151,7 @@ class Engine:
     def _ends_at_once(self, sequence: Sequence) -> Ending | None:
         if code := refusal(sequence.job, self._limits):
             return endings.refused(code)
-        if self._wall() >= sequence.job.origin.deadline:
+        if not self._wall() < sequence.job.origin.deadline:  # a NaN has passed too
             return endings.expired(ErrorCode.DEADLINE_EXCEEDED)
         finish = sequence.finish(self._limits.eos_token_ids)
         return endings.completed(finish) if finish else None

@@ -171,6 +171,20 @@ def test_a_deadline_passes_on_arrival_while_waiting_and_while_running() -> None:
     assert len(world.tokens(calm)) == 2
 
 
+def test_a_deadline_that_is_no_number_has_passed_and_disturbs_no_other() -> None:
+    world = World(EngineConfig(max_batch=1, step_tokens=8))
+    soon = world.clock.wall() + 1
+    strange = [job(4, 9, deadline=float("nan")) for _ in range(3)]
+    timely = [job(4, 20, deadline=soon), job(4, 2)]
+    for each in (*strange, *timely):
+        world.engine.add(each)
+    world.step()
+    world.clock.ns += 2 * 10**9
+    world.run()
+    assert [world.report(each).outcome for each in strange] == [Outcome.EXPIRED] * 3
+    assert [world.report(each).outcome for each in timely] == [Outcome.EXPIRED, Outcome.COMPLETED]
+
+
 def test_an_attempt_that_has_used_its_device_seconds_expires() -> None:
     world = World()
     world.runner.duration_ns = lambda _: 10**9
