@@ -219,7 +219,9 @@ def test_a_killed_api_process_is_replaced_at_once_and_its_requests_are_settled_a
                 ends = await asyncio.gather(*streams, return_exceptions=True)
                 assert all(isinstance(end, httpx.TransportError) for end in ends), ends
                 records = await settled(redis_url, 8)
-                assert {(r.status, r.error_code, r.billed_tokens) for r in records} == {(Status.FAILED, "owner_lost", 0)}
+                assert {(r.status, r.error_code, r.billed_tokens) for r in records} == {
+                    (Status.FAILED, "owner_lost", 0)
+                }
                 assert sorted(record.origin.boot_seq for record in records) == list(range(1, 9))
                 await service.ready()
                 assert await read(client, {**PROMPT, "max_tokens": 3}) == "The"
@@ -284,7 +286,9 @@ def test_ten_requests_a_minute_are_ten_over_two_processes(settings, keyring, red
             await service.ready()
             await service.children(2)
             async with service.client(key) as client:
-                answers = await asyncio.gather(*[client.post(TEXT, json={**PROMPT, "stream": False}) for _ in range(40)])
+                answers = await asyncio.gather(
+                    *[client.post(TEXT, json={**PROMPT, "stream": False}) for _ in range(40)]
+                )
         assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 30
         refused = keyring.execute("SELECT 1") and service.stop()
         assert refused == 0
