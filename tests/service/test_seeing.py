@@ -50,7 +50,7 @@ def test_no_text_and_no_secret_is_seen_anywhere_whatever_goes_wrong(settings, ke
                 await client.post(CHAT, json=HELLO)
                 await client.post(CHAT, json={**HELLO, "stream": True, "stop": WORDS})
                 answers.append(await stranger.post(CHAT, json=HELLO))
-                for wrong in (
+                mistakes = (
                     {"model": WORDS},
                     {"temperature": WORDS},
                     {"stop": [WORDS] * 9},
@@ -58,8 +58,8 @@ def test_no_text_and_no_secret_is_seen_anywhere_whatever_goes_wrong(settings, ke
                     {"messages": [{"role": WORDS, "content": WORDS}]},
                     {"messages": [{"role": "user", "content": WORDS * 9000}]},
                     {"response_format": {"type": WORDS}},
-                ):
-                    answers.append(await client.post(CHAT, json={**HELLO, **wrong}))
+                )
+                answers += [await client.post(CHAT, json={**HELLO, **wrong}) for wrong in mistakes]
                 answers.append(await client.post(CHAT, content=WORDS, headers={"content-type": "application/json"}))
                 answers.append(await client.post(CHAT, content=WORDS, headers={"content-type": WORDS}))
                 answers.append(await client.get(f"/{WORDS}"))

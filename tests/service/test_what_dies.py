@@ -1,4 +1,4 @@
-"""Workers, Redis, Postgres and API processes die in the middle: no token is lost or repeated, each request settles once."""
+"""Workers, Redis, Postgres and API processes die in the middle: no token lost or repeated, one settlement each."""
 
 import asyncio
 import json
