@@ -17,7 +17,6 @@ from engine.protocol import Job, Origin, Sampling, inbox_key, lease_key
 from service.admission import Admission, Candidate, Cause, Granted, Refused, Scope
 from tests.service.conftest import NOTHING, held
 
-NOW = int(time.time() * 1000)
 LEASE_S = 5
 ROOMY = [Candidate("w", 1 << 40)]
 
@@ -108,7 +107,7 @@ steps = st.lists(
 def test_any_sequence_is_decided_as_the_rule_says(redis_url, scopes, steps):
     with sync_redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
-    now = NOW
+    now = int(time.time() * 1000)  # of this moment: windows expire by the server's own clock
 
     async def work(admission, _):
         nonlocal now
@@ -237,7 +236,7 @@ def test_the_living_worker_with_the_least_to_do_gets_the_job(redis_url):
 
 
 def test_what_a_dead_owner_held_is_given_back_when_its_lease_ends(redis_url):
-    now = NOW
+    now = int(time.time() * 1000)  # of this moment: windows expire by the server's own clock
     scopes = (Scope(name="key:k", concurrency=1, tpm=100),)
 
     async def work(admission, _):
