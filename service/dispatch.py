@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final, Self, cast
 from uuid import UUID
@@ -97,9 +97,7 @@ class Dispatch:
 
     async def __aexit__(self, *_: object) -> None:
         await self.drain(0)
-        for task in (*self._loops, *self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
+        await _end([*self._loops, *self._tasks])
         with contextlib.suppress(RedisError):
             await self._redis.delete(lease_key(self.boot), events_key(self.boot))
         await asyncio.to_thread(self._producer.close)
@@ -313,6 +311,15 @@ class Dispatch:
         if time.monotonic() - self._contact > self._settings.failover_wait_s:
             for generation in list(self._running.values()):
                 generation.end(failed(Failure.REDIS_LOST))
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel until they have ended: a timeout that ends at the same moment can swallow a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_PAUSE_S)
 
 
 async def _for_ever(loop: Callable[[], Coroutine[None, None, None]]) -> None:

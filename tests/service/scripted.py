@@ -142,10 +142,11 @@ class ScriptedWorker:
 
     async def die(self) -> None:
         """As kill -9 with a lease that lapses at once: no last word, no report."""
-        tasks = [*self._loops, *self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        pending = {*self._loops, *self._running.values()}
+        while pending:  # a timeout that ends at the same moment can swallow a cancellation
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=0.2)
         with contextlib.suppress(ConnectionError):
             await self.redis.delete(lease_key(self.boot))
 
