@@ -15,6 +15,7 @@ reading — a typed request to token ids and sampling, for both owners
 order — a valid request, ready for admission
 reply — the answer, while the disconnect is watched
 dispatch — the owner of requests: jobs out, events in, leases
+loops — the owner's loops, which never end by themselves
 desk — what a generation needs of its owner
 generation — a request's life, from admission to settlement
 admission — limits, slot, worker and inbox in one Redis call

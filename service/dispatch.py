@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final, Self, cast
 from uuid import UUID
@@ -42,6 +42,7 @@ from engine.spool import RecordProducer
 from service.admission import Admission, Granted, Refused
 from service.desk import UnavailableError
 from service.generation import Generation
+from service.loops import end, for_ever
 from service.order import Order
 from service.settings import Settings
 from service.settlement import Failure, failed, provisional, revive, settle
@@ -92,12 +93,12 @@ class Dispatch:
             await self._renew()
             await self.workers.refresh()
         loops = (self._read_events, self._keep_leases, self._watch_workers)
-        self._loops = [asyncio.create_task(_for_ever(loop), name=loop.__name__) for loop in loops]
+        self._loops = [asyncio.create_task(for_ever(loop), name=loop.__name__) for loop in loops]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.drain(0)
-        await _end([*self._loops, *self._tasks])
+        await end([*self._loops, *self._tasks])
         with contextlib.suppress(RedisError):
             await self._redis.delete(lease_key(self.boot), events_key(self.boot))
         await asyncio.to_thread(self._producer.close)
@@ -311,25 +312,6 @@ class Dispatch:
         if time.monotonic() - self._contact > self._settings.failover_wait_s:
             for generation in list(self._running.values()):
                 generation.end(failed(Failure.REDIS_LOST))
-
-
-async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel until they have ended: a timeout that ends at the same moment can swallow a cancellation."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_PAUSE_S)
-
-
-async def _for_ever(loop: Callable[[], Coroutine[None, None, None]]) -> None:
-    """An owner whose loop ends is dead without knowing it: log what ended it and start it again."""
-    while True:
-        try:
-            await loop()
-        except Exception as error:
-            log.exception("a loop of the owner failed", loop=loop.__name__, error=type(error).__name__)
-            await asyncio.sleep(_PAUSE_S)
 
 
 async def _entries(reader: Redis, key: str, last: bytes | str) -> list[tuple[bytes, dict[bytes, bytes]]]:
