@@ -158,10 +158,12 @@ def test_an_interval_is_cut_at_quarters_into_parts_that_sum_to_it(rated):
 
 
 def test_device_time_is_costed_at_the_rate_of_its_moment(rated):
-    later = NOW + timedelta(seconds=25)
+    start = datetime.now(UTC) + timedelta(hours=1)  # a rate can't reach back
     with transaction(rated) as books:
+        later = start + timedelta(seconds=25)
         set_device_rate(books, Decimal("0.72"), device_kind=KIND, effective_from=later, actor="test")
-        record(books, intervals=[interval(n) for n in range(1, 5)])
+        moments = [start + timedelta(seconds=10 * n) for n in range(4)]
+        record(books, intervals=[interval(n, started_at=moment) for n, moment in enumerate(moments, 1)])
     rolled_up(rated)
     found = sums(
         rated, "SELECT hourly, sum(wall_ns) AS ns FROM device_15m JOIN device_rates r ON r.id = rate_id GROUP BY 1"
