@@ -3,6 +3,7 @@
 protocol — the messages between processes, and the Redis keys
 names — attributes and metrics: every name that telemetry uses
 spool — what a producer of records has written and the recorder has not committed
+frames — the spool's file: frames that are whole or not there
 
 config — the knobs, and the worker's environment
 sequence — one choice of one attempt on its way

@@ -9,19 +9,13 @@ Settlement from the admission of a request until it appends the true one.
 
 The file survives kill -9 of its producer (it is not synced, so not a power cut). It is locked while its producer lives;
 a free lock means a dead producer, whose file the next producer in the folder adopts.
-
-File format: little-endian frames ``type u8 | seq u64 | key 16 bytes | length u32 | crc32 u32 | payload``. A torn last
-frame is dropped.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +24,11 @@ from typing import IO, Final
 import redis
 import structlog
 
+from engine.frames import HELD, NO_KEY, RECORD, frame, frames, open_locked, write_whole
 from engine.protocol import DATA, PRODUCER, RECORDS, SEQ, committed_key
 
 log = structlog.get_logger()
 
-_HEADER: Final = struct.Struct("<BQ16sII")
-_RECORD: Final = 1
-_HELD: Final = 2
-_NO_KEY: Final = bytes(16)
 _COMPACT_BYTES: Final = 1 << 20
 _SUFFIX: Final = ".spool"
 _BATCH: Final = 500
@@ -73,24 +64,24 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.producer = producer
         self._path = folder / f"{producer}{_SUFFIX}"
-        self._file = _open_locked(self._path)
+        self._file = open_locked(self._path)
         self._entries: dict[int, Entry] = {}
         self._held: dict[bytes, int] = {}
         self._next = 1
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def append(self, payload: bytes, *, replaces: bytes = _NO_KEY) -> int:
+    def append(self, payload: bytes, *, replaces: bytes = NO_KEY) -> int:
         """Keep a record until it is committed; drops what was held under ``replaces``. Returns its number."""
         with self._lock:
-            seq = self._write(_RECORD, replaces, payload)
+            seq = self._write(RECORD, replaces, payload)
             self._entries.pop(self._held.pop(replaces, 0), None)
             return seq
 
     def hold(self, key: bytes, payload: bytes) -> None:
         """Keep a record that is sent only by an adopter, unless ``append(…, replaces=key)`` comes first."""
         with self._lock:
-            self._held[key] = self._write(_HELD, key, payload)
+            self._held[key] = self._write(HELD, key, payload)
 
     def commit(self, numbers: Iterable[int]) -> None:
         """Forget records. Unknown numbers are ignored: a commit may be told twice."""
@@ -109,10 +100,6 @@ class Spool:
         with self._lock:
             return [entry for entry in self._entries.values() if entry.stream_id is not None]
 
-    def held_count(self) -> int:
-        with self._lock:
-            return len(self._held)
-
     def uncommitted(self) -> int:
         with self._lock:
             return len(self._entries) - len(self._held)
@@ -127,10 +114,10 @@ class Spool:
     def _write(self, kind: int, key: bytes, payload: bytes) -> int:
         seq = self._next
         self._next += 1
-        entry = Entry(seq=seq, key=key, payload=payload, held=kind == _HELD)
-        frame = _frame(entry)
-        self._file.write(frame)
-        self._bytes += len(frame)
+        entry = Entry(seq=seq, key=key, payload=payload, held=kind == HELD)
+        data = _frame(entry)
+        write_whole(self._file, data, size=self._bytes)
+        self._bytes += len(data)
         self._entries[seq] = entry
         return seq
 
@@ -146,8 +133,8 @@ class Spool:
         if len(live) * 2 > self._bytes:
             return
         fresh_path = self._path.with_suffix(".new")
-        fresh = _open_locked(fresh_path)
-        fresh.write(live)
+        fresh = open_locked(fresh_path)
+        write_whole(fresh, live, size=0)
         fresh_path.rename(self._path)
         self._file.close()
         self._file = fresh
@@ -182,7 +169,7 @@ class RecordProducer:
         self._thread.start()
         return adopted
 
-    def put(self, payload: bytes, *, replaces: bytes = _NO_KEY) -> None:
+    def put(self, payload: bytes, *, replaces: bytes = NO_KEY) -> None:
         self._spool.append(payload, replaces=replaces)
         self._wake.set()
 
@@ -256,10 +243,14 @@ class RecordProducer:
                 entry.stream_id = None
 
 
+def _frame(entry: Entry) -> bytes:
+    return frame(HELD if entry.held else RECORD, entry.seq, entry.key, entry.payload)
+
+
 def _adopt_files(folder: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         try:
-            file = _open_locked(path, os.O_RDWR | os.O_APPEND)
+            file = open_locked(path, os.O_RDWR | os.O_APPEND)
         except (BlockingIOError, FileNotFoundError):
             continue  # its producer lives, or another adopter was faster
         with file:
@@ -285,39 +276,10 @@ def adopt(folder: Path, take: Callable[[Adopted], None]) -> int:
 def _live_records(data: bytes) -> list[Adopted]:
     held: dict[bytes, bytes] = {}
     records: list[Adopted] = []
-    for kind, key, payload in _frames(data):
-        if kind == _HELD:
+    for kind, key, payload in frames(data):
+        if kind == HELD:
             held[key] = payload
         else:
             held.pop(key, None)
             records.append(Adopted(payload=payload, held=False))
     return records + [Adopted(payload=payload, held=True) for payload in held.values()]
-
-
-def _frame(entry: Entry) -> bytes:
-    kind = _HELD if entry.held else _RECORD
-    head = _HEADER.pack(kind, entry.seq, entry.key, len(entry.payload), zlib.crc32(entry.payload))
-    return head + entry.payload
-
-
-def _frames(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """(kind, key, payload) of each whole frame, up to the first torn one."""
-    at = 0
-    while at + _HEADER.size <= len(data):
-        kind, _, key, length, checksum = _HEADER.unpack_from(data, at)
-        payload = data[at + _HEADER.size : at + _HEADER.size + length]
-        if len(payload) < length or zlib.crc32(payload) != checksum:
-            return
-        yield kind, key, payload
-        at += _HEADER.size + length
-
-
-def _open_locked(path: Path, flags: int = os.O_RDWR | os.O_APPEND | os.O_CREAT) -> IO[bytes]:
-    """Unbuffered (a frame is one write) and owner-only. Raises BlockingIOError when another process holds it."""
-    file = os.fdopen(os.open(path, flags, 0o600), "ab+" if flags & os.O_CREAT else "rb+", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise
-    return file

@@ -75,3 +75,24 @@ def test_a_clean_close_with_nothing_alive_leaves_no_file(tmp_path):
     spool.commit([spool.append(b"settlement", replaces=b"k" * 16)])
     spool.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_tears_no_frame(tmp_path):
+    code = f"""
+        import pathlib, resource, signal
+        from engine.spool import Spool
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        spool = Spool(pathlib.Path({str(tmp_path)!r}), "full")
+        spool.append(b"before")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        try:
+            spool.append(b"too long" * 1000)
+        except OSError:
+            print("refused")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        spool.append(b"after")
+        spool.close()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert [r.payload for r in taken(tmp_path)] == [b"before", b"after"]
