@@ -50,7 +50,9 @@ class Seal:
 
     def open(self, content_id: UUID, tenant_id: UUID, sealed: bytes) -> bytes:
         """Raises SealError when the secret is another one, or the row was changed."""
-        nonce, rest = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+        version, nonce, rest = sealed[:1], sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
+        if version != _VERSION or len(nonce) != _NONCE_BYTES:
+            raise SealError("A row of contents is none that this version wrote.")
         try:
             return self._cipher.decrypt(nonce, rest, content_id.bytes + tenant_id.bytes)
         except InvalidTag:

@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, text
 
 from billing.database import open_database, transaction
 from billing.ids import uuid7, uuid7_floor
@@ -29,11 +30,25 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.fixture(scope="session")
+def uncommitted(postgres_server, template_database: str) -> Iterator[Engine]:
+    """One database for all tests that commit nothing."""
+    name = f"uncommitted_{uuid4().hex}"
+    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {template_database}")
+    engine = open_database(postgres_server.url(name))
+    yield engine
+    engine.dispose()
+
+
 @pytest.fixture
-def books(engine: Engine) -> Iterator[Connection]:
+def books(uncommitted: Engine) -> Iterator[Connection]:
     """A transaction that the test never commits."""
-    with engine.connect() as connection, connection.begin():
-        yield connection
+    with uncommitted.connect() as connection:
+        with connection.begin() as never:
+            yield connection
+            never.rollback()
+        assert not connection.scalar(text("SELECT count(*) FROM audit_log")), "the test committed"
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 from sqlalchemy import text
 
 from billing.bootstrap import FirstKeys, example_device_rate, example_price, first_keys, has_keys
@@ -43,3 +45,25 @@ def test_examples_are_marked_and_leave_what_is_set_alone(database_url):
         assert price.example
         assert rate.example
     engine.dispose()
+
+
+def test_two_processes_that_bootstrap_at_once_make_one_set_of_keys(database_url):
+    engine = open_database(database_url)
+
+    def bootstrap() -> bool:
+        with transaction(engine) as connection:
+            example_price(connection, "m")
+            example_device_rate(connection, "cpu")
+            if has_keys(connection):
+                return False
+            first_keys(connection)
+            return True
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [done.result() for done in [pool.submit(bootstrap) for _ in range(4)]]
+    with transaction(engine) as connection:
+        assert connection.scalar(text("SELECT count(*) FROM api_keys")) == 2
+        assert connection.scalar(text("SELECT count(*) FROM tenants")) == 1
+        assert (len(list_prices(connection)), len(list_device_rates(connection))) == (1, 1)
+    engine.dispose()
+    assert sorted(made) == [False, False, False, True]
