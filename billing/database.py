@@ -26,6 +26,14 @@ class DatabaseUnavailable(Exception):  # noqa: N818 - the state that something i
     """Postgres cannot serve now: away, restarting, full, not migrated, or a lock was not had. Repeating may help."""
 
 
+class DatabaseOutdated(DatabaseUnavailable):
+    """A table or column is not there: the migrations have not run."""
+
+
+class DatabaseUrlError(ValueError):
+    """The URL is none that libpq takes. The message does not quote it."""
+
+
 class DatabaseRefused(Exception):  # noqa: N818 - as above
     """A value or a row does not fit the tables."""
 
@@ -43,7 +51,7 @@ class Turn(IntEnum):
 def open_database(url: str, *, pool_size: int = 5) -> Engine:
     """An engine for ``url``, which is whatever libpq takes. It connects on first use, and anew after a restart.
 
-    Raises ValueError when it is none, without quoting it.
+    Raises DatabaseUrlError.
     """
     return create_engine(
         "postgresql+psycopg://",  # the URL itself stays out of the engine, and so out of its repr
@@ -60,7 +68,7 @@ def _connector(url: str) -> Callable[[], psycopg.Connection]:
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        raise ValueError("not a database URL: postgresql://user:password@host:port/database") from None
+        raise DatabaseUrlError("not of the form postgresql://user:password@host:port/database") from None
     options = f"{given.get('options') or ''} -c timezone=UTC -c lock_timeout={_LOCK_TIMEOUT}"
     timeout = given.get("connect_timeout") or _CONNECT_TIMEOUT_S
     name = given.get("application_name") or "pennyweight"
@@ -79,8 +87,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
             yield connection
     except (DBAPIError, psycopg.Error, PoolTimeout) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        kind = DatabaseRefused if isinstance(cause, _REFUSALS) else DatabaseUnavailable
-        raise kind(_reason(cause)) from error
+        raise _kind(cause)(_reason(cause)) from error
 
 
 def take_turn(connection: Connection, turn: Turn) -> None:
@@ -90,6 +97,13 @@ def take_turn(connection: Connection, turn: Turn) -> None:
 
 def try_turn(connection: Connection, turn: Turn) -> bool:
     return bool(connection.scalar(text("SELECT pg_try_advisory_xact_lock(:turn)"), {"turn": int(turn)}))
+
+
+def _kind(cause: BaseException | None) -> type[DatabaseUnavailable | DatabaseRefused]:
+    if isinstance(cause, _REFUSALS):
+        return DatabaseRefused
+    missing = psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn
+    return DatabaseOutdated if isinstance(cause, missing) else DatabaseUnavailable
 
 
 def _reason(cause: BaseException | None) -> str:

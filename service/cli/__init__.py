@@ -72,6 +72,10 @@ def explain(error: Exception) -> str | None:
     """One line for what a user can mend; None for a bug, whose traceback is worth more."""
     if isinstance(error, SettingsError | HomeError):
         return str(error)
+    if _is(error, "billing.database", "DatabaseUrlError"):
+        return f"PENNYWEIGHT_DATABASE_URL is {error}."
+    if _is(error, "billing.database", "DatabaseOutdated"):
+        return "The database's tables are missing or older than this version. `pennyweight migrate` mends that."
     if _is(error, "billing.database", "DatabaseUnavailable"):
         return "The database doesn't answer. Is the system running? `pennyweight up` starts it."
     if _is(error, "redis", "ConnectionError"):

@@ -181,3 +181,35 @@ def test_a_price_that_reaches_back_is_refused_in_words(run):
     again = run("price", "set", "smol", "--input", "2", "--output", "2", "--from", "2026-01-01", fails=True)
     assert again.exit_code == 1
     assert "Leave out --from" in again.output
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql://user:hidden@127.0.0.1:1/x", "`pennyweight up` starts it"),
+        ("postgres?://user:hidden@127.0.0.1", "PENNYWEIGHT_DATABASE_URL is not of the form"),
+    ],
+)
+def test_a_database_that_is_not_there_is_one_line_without_its_password(redis_url, tmp_path, url, says):
+    environment = {
+        "PENNYWEIGHT_DATABASE_URL": url,
+        "PENNYWEIGHT_REDIS_URL": redis_url,
+        "PENNYWEIGHT_HOME": str(tmp_path),
+    }
+    result = CliRunner(env=environment).invoke(main, ["tenant", "list"])
+    assert result.exit_code == 1
+    assert says in result.output
+    assert "hidden" not in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_a_database_without_tables_says_which_command_makes_them(empty_database_url, redis_url, tmp_path):
+    environment = {
+        "PENNYWEIGHT_DATABASE_URL": empty_database_url,
+        "PENNYWEIGHT_REDIS_URL": redis_url,
+        "PENNYWEIGHT_HOME": str(tmp_path),
+    }
+    result = CliRunner(env=environment).invoke(main, ["tenant", "list"])
+    assert "`pennyweight migrate`" in result.output
+    assert CliRunner(env=environment).invoke(main, ["migrate"]).exit_code == 0
+    assert CliRunner(env=environment).invoke(main, ["tenant", "list"]).exit_code == 0
