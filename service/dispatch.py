@@ -39,7 +39,7 @@ from engine.protocol import (
     unpack_events,
 )
 from engine.spool import RecordProducer
-from service.admission import Admission, Granted, Refused
+from service.admission import Admission, Cause, Granted, Refused
 from service.desk import UnavailableError
 from service.generation import Generation
 from service.loops import end, for_ever
@@ -163,11 +163,11 @@ class Dispatch:
         task.add_done_callback(self._tasks.discard)
 
     # The desk that generations come to.
-
     async def admit(self, order: Order, job: Job) -> Granted | Refused:
-        model = self.workers.model(order.model.name)
-        same = model is not None and model.revision == order.model.revision and bool(model.cards)
-        answer = await self._admission.admit(job, order.scopes, model.candidates if same and model else [])
+        answer = await self._admission.admit(job, order.scopes, self.workers.candidates(order.model))
+        if isinstance(answer, Refused) and answer.cause is Cause.NO_WORKER:
+            await self.workers.look()  # who was known may have been replaced since
+            answer = await self._admission.admit(job, order.scopes, self.workers.candidates(order.model))
         self._contact = time.monotonic()
         return answer
 

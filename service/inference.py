@@ -5,6 +5,7 @@ key → body → model → token ids → order → Reply
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from litestar import Request, get, post
@@ -12,6 +13,7 @@ from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.openapi import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from litestar.types import ASGIApp
+from redis.exceptions import RedisError
 
 from billing.keys import Principal, Scope
 from service.auth import KeysUnavailableError, refused, scopes_of
@@ -82,10 +84,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
 
     @get("/v1/models/{name:path}", guards=[needs_key], tags=["Models"], summary="Retrieve a model", responses=_ERRORS)
     async def retrieve_model(name: FromPath[str]) -> ModelObject:
-        model = front.dispatch.workers.model(name.removeprefix("/"))
-        if model is None:
-            raise errors.no_model()
-        return _model(model)
+        return _model(await _find(front, name.removeprefix("/")))
 
     @post(
         "/v1/chat/completions",
@@ -96,7 +95,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
         responses=_ERRORS | {200: ResponseSpec(ChatCompletion, generate_examples=False)},
     )
     async def chat_completions(data: JSONBody[ChatRequest], request: HttpRequest) -> ASGIApp:
-        model = _find(front, data.model)
+        model = await _find(front, data.model)
         prompt = await prompt_of(model, data)
         order = _order(front, request, model, data, prompt)
         return Reply(order, _form(ChatForm, order, data), front.dispatch, front.tracing)
@@ -110,7 +109,7 @@ def routes(front: Front) -> list[HTTPRouteHandler]:
         responses=_ERRORS | {200: ResponseSpec(TextCompletion, generate_examples=False)},
     )
     async def completions(data: JSONBody[CompletionRequest], request: HttpRequest) -> ASGIApp:
-        model = _find(front, data.model)
+        model = await _find(front, data.model)
         prompt = await prompt_of(model, data)
         order = _order(front, request, model, data, prompt)
         return Reply(order, _form(TextForm, order, data), front.dispatch, front.tracing)
@@ -122,7 +121,9 @@ def _model(model: Model) -> ModelObject:
     return ModelObject(id=model.name, created=int(model.since))
 
 
-def _find(front: Front, name: str) -> Model:
+async def _find(front: Front, name: str) -> Model:
+    with contextlib.suppress(RedisError):
+        await front.dispatch.workers.find(name)
     model = front.dispatch.workers.model(name)
     if model is not None:
         return model

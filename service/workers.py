@@ -7,6 +7,7 @@ revision once. A model stays known after its last worker went, so that its reque
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, cast
@@ -22,6 +23,7 @@ from service.text import Text
 log = structlog.get_logger()
 
 EVERY_S: Final = 0.5
+_AGAIN_S: Final = 0.1  # between looks that requests ask for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Model:
 
 
 class Workers:
-    """What Redis said at the last look. ``refresh`` is called by one loop."""
+    """What Redis said at the last look. A loop calls ``refresh``; ``find`` looks when a request needs it."""
 
     def __init__(self, connection: Redis) -> None:
         self._redis = connection
@@ -54,9 +56,34 @@ class Workers:
         self._living: frozenset[str] = frozenset()
         self._texts: dict[str, Text] = {}
         self._models: dict[str, Model] = {}
+        self._looked = 0.0  # monotonic
+        self._looking = asyncio.Lock()
+
+    async def find(self, name: str) -> Model | None:
+        """The model, looked for afresh where nobody is known to serve it: another process may know better already.
+
+        Raises redis.RedisError.
+        """
+        model = self._models.get(name)
+        if model is None or not model.cards:
+            await self.look()
+        return self._models.get(name)
+
+    async def look(self) -> None:
+        """Look at Redis now. Whoever asks meanwhile shares the next look. Raises redis.RedisError."""
+        asked = time.monotonic()
+        async with self._looking:
+            if self._looked <= asked:  # else a look that began later has answered us, too
+                await asyncio.sleep(self._looked + _AGAIN_S - time.monotonic())
+                await self.refresh()
 
     def model(self, name: str) -> Model | None:
         return self._models.get(name)
+
+    def candidates(self, of: Model) -> list[Candidate]:
+        """Who serves this revision now."""
+        model = self._models.get(of.name)
+        return model.candidates if model and model.revision == of.revision else []
 
     def models(self) -> list[Model]:
         return sorted(self._models.values(), key=lambda model: model.name)
@@ -69,6 +96,7 @@ class Workers:
 
     async def refresh(self) -> None:
         """Raises redis.RedisError; what was known stays known then."""
+        began = time.monotonic()
         raw = cast("dict[bytes, bytes]", await self._redis.hgetall(WORKERS))
         if raw != self._raw:
             self._cards = {card.worker: card for card in _cards(raw.values())}
@@ -77,6 +105,7 @@ class Workers:
         await self._learn_texts()
         for name in {card.model for card in self._cards.values()} | set(self._models):
             self._update(name)
+        self._looked = began
 
     async def _with_lease(self, workers: list[str]) -> frozenset[str]:
         pipe = self._redis.pipeline(transaction=False)
