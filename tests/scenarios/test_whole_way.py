@@ -84,12 +84,12 @@ def test_many_streams_share_their_steps_across_tenants(system: System):
     before = system.metric(steps), system.metric(mixed)
 
     def one(n: int):
-        content = f"Tell me story {n}. " + prompt_of(10 * (n % 6))
+        content = f"Tell me story {n}. " + prompt_of(8 * (n % 6))
         return stream_chat(
             system,
             key=other if n % 2 else None,
             messages=[{"role": "user", "content": content}],
-            max_tokens=24 + 4 * (n % 5),
+            max_tokens=16 + 4 * (n % 5),
             extra_body={"ignore_eos": True},
         )
 

@@ -15,6 +15,8 @@ from billing.schema import upgrade
 from service.home.ports import free_port
 from service.home.postgres import Postgres
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def postgres(server_folder, guard):
