@@ -50,8 +50,10 @@ def test_a_tenants_own_price_comes_before_everybodys(books):
     tenant = add_tenant(books, "acme", actor="test")
     set_price(books, MODEL, AMOUNTS, actor="test")
     set_price(books, MODEL, DOUBLE, tenant_id=tenant.id, effective_from=NOW + HOUR, actor="test")
-    ours, theirs = booked(books, at=NOW + HOUR, tenant_id=tenant.id), booked(books, at=NOW + HOUR)
-    assert ours["price"] == 2 * theirs["price"]
+    set_price(books, MODEL, AMOUNTS, effective_from=NOW + 2 * HOUR, actor="test")
+    for at in (NOW + HOUR, NOW + 2 * HOUR):
+        ours, theirs = booked(books, at=at, tenant_id=tenant.id), booked(books, at=at)
+        assert ours["price"] == 2 * theirs["price"]
 
 
 def test_a_price_per_device_second_waits_for_the_report(books):
@@ -95,7 +97,9 @@ def test_one_devices_rate_comes_before_its_kinds(books):
     set_device_rate(books, Decimal("0.36"), device_kind=KIND, actor="test")
     set_device_rate(books, Decimal("0.72"), device=DEVICE, effective_from=NOW + HOUR, actor="test")
     assert booked(books)["cost"] == Decimal("0.000001")
+    set_device_rate(books, Decimal("0.36"), device_kind=KIND, effective_from=NOW + 2 * HOUR, actor="test")
     assert booked(books, at=NOW + HOUR)["cost"] == Decimal("0.000002")
+    assert booked(books, at=NOW + 2 * HOUR)["cost"] == Decimal("0.000002")
     (device,) = list_devices(books)
     assert (device.name, device.kind, device.hourly) == (DEVICE, KIND, Decimal("0.36"))
 

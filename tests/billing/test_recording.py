@@ -1,5 +1,7 @@
 """Records are booked once, whatever their order, and price and cost follow exactly."""
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -12,6 +14,7 @@ from billing.database import DatabaseRefused, transaction
 from billing.ids import uuid7
 from billing.recording import record
 from billing.records import LOST
+from billing.rollup import quarter_of
 from tests.billing.conftest import NOW, attempt, id_at, interval, origin, seen, settlement
 
 JOURNAL = ("requests", "attempts", "device_intervals", "devices", "awaiting_settlement", "awaiting_report")
@@ -78,6 +81,13 @@ def test_everything_that_did_not_serve_is_waste_beside_the_cost(rated):
     assert (found["cost"], found["attempts"]) == (Decimal("0.000001"), 2)
 
 
+def test_an_attempt_counts_from_when_its_owner_saw_it(rated):
+    done = settlement(winning_attempt=2, attempts=(seen(1), seen(2)))
+    with transaction(rated) as books:
+        record(books, settlements=[done], attempts=[attempt(done.request_id, 2)])
+        assert (row(books, done.request_id)["attempts"], row(books, done.request_id)["pending"]) == (2, False)
+
+
 def test_a_failed_request_is_charged_and_costed_nothing_and_its_time_is_waste(rated):
     failed = settlement(status="failed", billed_tokens=0, winning_attempt=None)
     with transaction(rated) as books:
@@ -102,16 +112,24 @@ def test_a_report_replaces_an_attempt_booked_as_lost_but_never_the_other_way_rou
 
 def test_the_owners_word_replaces_the_sweepers_but_never_the_other_way_round(rated):
     owned = settlement()
-    swept = settlement(
-        owned.request_id, status="failed", billed_tokens=0, swept=True, finished_at=NOW - timedelta(hours=1)
-    )
+    early = NOW - timedelta(hours=1)
+    swept = settlement(owned.request_id, status="failed", billed_tokens=0, swept=True, finished_at=early)
     with transaction(rated) as books:
         record(books, settlements=[swept])
+        books.execute(text("DELETE FROM dirty_buckets"))
         record(books, settlements=[owned])
+        marked = set(books.scalars(text("SELECT bucket FROM dirty_buckets")))
         record(books, settlements=[swept])
         assert (row(books, owned.request_id)["status"], row(books, owned.request_id)["swept"]) == ("completed", False)
-        marked = set(books.scalars(text("SELECT bucket FROM dirty_buckets")))
-    assert len(marked) == 2, "the quarter it left is rolled up again too"
+    assert marked == {quarter_of(early), quarter_of(NOW)}, "the quarter it left is rolled up again too"
+
+
+def test_of_two_settlements_by_owners_the_first_stays(rated):
+    first = settlement()
+    with transaction(rated) as books:
+        record(books, settlements=[first, settlement(first.request_id, status="cancelled")])
+        record(books, settlements=[settlement(first.request_id, status="failed", billed_tokens=0)])
+        assert row(books, first.request_id)["status"] == "completed"
 
 
 @pytest.mark.parametrize("distance", [timedelta(0), timedelta(milliseconds=-1)])
@@ -208,3 +226,25 @@ def test_any_order_any_split_and_any_repetition_gives_the_same_books(rated, scen
             found = journal(connection)
             crooked.rollback()
     assert found == expected
+
+
+@pytest.mark.parametrize("first", ["attempts", "settlements"])
+def test_two_recorders_with_one_half_each_at_the_same_time_close_the_request(rated, first):
+    done = settlement()
+    halves = {"attempts": [attempt(done.request_id)], "settlements": [done]}
+    mine, theirs = {first: halves.pop(first)}, halves
+
+    def other_recorder():
+        with transaction(rated) as books:
+            record(books, **theirs)
+
+    with ThreadPoolExecutor(1) as pool:
+        with rated.connect() as slow, slow.begin():
+            record(slow, **mine)
+            other = pool.submit(other_recorder)
+            with contextlib.suppress(TimeoutError):
+                other.result(timeout=0.5)  # it waits for its turn
+        other.result(timeout=20)
+    with transaction(rated) as books:
+        assert row(books, done.request_id)["cost"] == Decimal("0.000001")
+        assert rows(books, "SELECT * FROM awaiting_report") == rows(books, "SELECT * FROM awaiting_settlement") == []

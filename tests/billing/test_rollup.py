@@ -62,6 +62,8 @@ def plain(rows: list[dict]) -> list[dict]:
 def random_request(dice: random.Random):
     status = dice.choice(["completed", "completed", "cancelled", "failed"])
     finished_at = NOW + timedelta(seconds=dice.uniform(-4000, 4000))
+    if dice.random() < 0.2:
+        finished_at = quarter_of(finished_at)
     generated = dice.randint(0, 50)
     made = settlement(
         status=status,
@@ -172,6 +174,17 @@ def test_device_time_is_costed_at_the_rate_of_its_moment(rated):
         (Decimal("0.36"), 20_000_000_000),
         (Decimal("0.72"), 20_000_000_000),
     }
+
+
+def test_device_time_without_a_rate_is_costed_once_one_is_set(engine):
+    with transaction(engine) as books:
+        record(books, intervals=[interval(1)])
+    rolled_up(engine)
+    assert [row["rate_id"] for row in sums(engine, "SELECT rate_id FROM device_15m")] == [None]
+    with transaction(engine) as books:
+        rate_id, _ = set_device_rate(books, Decimal("0.36"), device_kind=KIND, actor="test")
+    rolled_up(engine)
+    assert {row["rate_id"] for row in sums(engine, "SELECT rate_id FROM device_15m")} == {rate_id}
 
 
 def test_points_cover_the_range_without_a_gap_and_hold_every_request(rated):
