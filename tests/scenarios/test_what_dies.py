@@ -1,5 +1,7 @@
 """Parts die with kill -9 while requests run: nothing is lost, nothing counts twice, no token repeats or is missing."""
 
+import secrets
+import signal
 import threading
 import time
 from collections import Counter
@@ -10,6 +12,8 @@ import openai
 import psutil
 import pytest
 
+from service.home.ports import free_port
+from service.home.postgres import Postgres
 from tests.scenarios.conftest import System, eventually, start_system
 
 pytestmark = pytest.mark.slow
@@ -95,14 +99,36 @@ def test_requests_of_a_killed_api_process_are_settled_without_a_charge(own_syste
     eventually(own_system.ready, within=30)
 
 
-def test_every_request_has_one_row_though_postgres_and_redis_go_away(own_system: System):
+@pytest.fixture
+def postgres(server_folder, guard):
+    """A Postgres that nobody restarts but the scenario."""
+    server = Postgres(
+        server_folder / "postgres-apart",
+        secrets.token_hex(8),
+        free_port(),
+        log=server_folder / "postgres-apart.log",
+        guard=guard,
+    )
+    server.start(print)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def system_apart(postgres, tmp_path):
+    running = start_system(tmp_path / "home", "--no-dashboard", PENNYWEIGHT_DATABASE_URL=postgres.url())
+    yield running
+    running.stop()
+
+
+def test_every_request_has_one_row_though_postgres_and_redis_go_away(system_apart: System, postgres):
     answered: Counter[int] = Counter()
     lock = threading.Lock()
-    body = {"model": own_system.model, "prompt": [1, 2, 3, 4], "max_tokens": 1}
-    headers = {"Authorization": f"Bearer {own_system.bootstrap['api_key']}"}
+    body = {"model": system_apart.model, "prompt": [1, 2, 3, 4], "max_tokens": 1}
+    headers = {"Authorization": f"Bearer {system_apart.bootstrap['api_key']}"}
 
     def one() -> None:
-        response = httpx.post(f"{own_system.api}/v1/completions", json=body, headers=headers, timeout=90)
+        response = httpx.post(f"{system_apart.api}/v1/completions", json=body, headers=headers, timeout=90)
         with lock:
             answered[response.status_code] += 1
 
@@ -114,16 +140,18 @@ def test_every_request_has_one_row_though_postgres_and_redis_go_away(own_system:
                 time.sleep(0.05)
 
     load(2)
-    loader = threading.Thread(target=load, args=(35,))
+    loader = threading.Thread(target=load, args=(40,))
     loader.start()
     time.sleep(3)
-    kill([process for process in own_system.processes("postgres") if "-D" in process.cmdline()][:1])
-    time.sleep(25)
-    kill(own_system.processes("valkey-server"))
+    postgres.child.stop((signal.SIGQUIT, 30))  # pg_ctl's "immediate": no checkpoint, recovery at the next start
+    time.sleep(20)
+    postgres.start(print)
+    time.sleep(5)
+    kill(system_apart.processes("valkey-server"))
     loader.join()
-    ok = answered[200]
-    assert ok > 300, answered
     # A request that failed after its admission has a row as well; a refused one has none.
     sql = "SELECT count(*) AS n, count(*) FILTER (WHERE status = 'completed') AS completed FROM requests"
-    eventually(lambda: own_system.rows(sql)[0]["completed"] >= ok, within=60)
-    assert own_system.rows(sql)[0]["completed"] == ok
+    eventually(lambda: system_apart.rows(sql)[0]["completed"] >= answered[200], within=60)
+    print(answered, system_apart.rows(sql))
+    assert system_apart.rows(sql)[0]["completed"] == answered[200] > 600
+    assert "0 don't close" in system_apart.run("audit")
