@@ -37,7 +37,7 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
             "series:N",
             sort=names,
             scale=alt.Scale(domain=names, range=[colour for _, colour in _SERIES]),
-            legend=alt.Legend(title=None, orient="top", offset=12, symbolType="stroke", symbolStrokeWidth=3),
+            legend=None,  # ``legend`` below wraps on a phone, Vega's is cut off
         ),
     )
     dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 3]]), legend=None)
@@ -51,6 +51,12 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
         ]
     )
     return alt.LayerChart(layer=[lines, dots]).properties(height=_HEIGHT)
+
+
+def legend() -> str:
+    """HTML."""
+    entries = "".join(f'<li><i style="background:{colour}"></i>{name}</li>' for name, colour in _SERIES)
+    return f'<div class="pw-shares"><ul class="pw-legend">{entries}</ul></div>'
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,12 @@ def logged_in(settings: Settings) -> bool:
         return session_holds(connection, session)
 
 
+def renew(settings: Settings) -> None:
+    """For a part that runs by itself: start the whole page again if the session has ended meanwhile."""
+    if not logged_in(settings):
+        st.rerun(scope="app")
+
+
 def note(settings: Settings) -> None:
     st.info(
         f"**You are not logged in.** [Log in with the admin key]({settings.login_url}), or open the link that "

@@ -11,7 +11,7 @@ import streamlit as st
 
 from billing.listing import AttemptLine, Detail, Request, get_request
 from billing.rating import BOOK_CURRENCY
-from dashboard import cards, facts, figures, request_money, shares, table, theme
+from dashboard import cards, facts, figures, login, request_money, shares, table, theme
 from dashboard.cards import Card
 from dashboard.database import guarded, reading
 from dashboard.facts import Fact
@@ -42,6 +42,7 @@ def show(settings: Settings, request_id: str, *, on_back: Callable[[], None]) ->
 
 
 def _show(settings: Settings, request_id: UUID) -> None:
+    login.renew(settings)
     with reading(settings.database_url) as connection:
         detail = get_request(connection, request_id)
     if detail is None:

@@ -14,7 +14,7 @@ import streamlit as st
 from billing.listing import Filter, Request, choices, list_requests
 from billing.rating import BOOK_CURRENCY
 from billing.tenants import list_tenants
-from dashboard import figures, ranges, request_detail, table
+from dashboard import figures, login, ranges, request_detail, table
 from dashboard.database import guarded, reading
 from dashboard.ranges import TimeRange
 from dashboard.settings import Settings
@@ -123,6 +123,7 @@ def _select(label: str, options: Sequence[str]) -> str | None:
 
 
 def _list(settings: Settings, view: _View) -> None:
+    login.renew(settings)
     if OPEN in st.query_params:  # a row was clicked in a run of this fragment alone
         st.rerun()
     pages: list[UUID] = st.session_state[_PAGES]

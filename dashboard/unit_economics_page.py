@@ -11,7 +11,7 @@ import streamlit as st
 from billing import economics, trends
 from billing.economics import DeviceTime, Report
 from billing.trends import Latencies, Point
-from dashboard import cards, charts, economics_cards, economics_tables, figures, ranges, shares, theme
+from dashboard import cards, charts, economics_cards, economics_tables, figures, login, ranges, shares, theme
 from dashboard.database import guarded, reading
 from dashboard.ranges import TimeRange
 from dashboard.settings import Settings
@@ -33,6 +33,7 @@ def show(settings: Settings) -> None:
 
 
 def _show_range(settings: Settings, chosen: TimeRange) -> None:
+    login.renew(settings)
     period = chosen.now()
     with reading(settings.database_url) as connection:
         report = economics.report(connection, period.start, period.end)
@@ -98,6 +99,7 @@ def _over_time(points: list[Point], report: Report) -> None:
     st.subheader("Revenue and cost per hour", anchor=False)
     until = min(report.end, datetime.now(UTC))
     chart = charts.money_over_time(points, report.currency, since=report.start, until=until)
+    st.html(charts.legend())
     st.altair_chart(chart, key="money-over-time")
 
 
