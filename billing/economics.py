@@ -5,7 +5,8 @@ range, idle, loading, overhead and waste included, shared out over the requests 
 the loaded costs sum to the observed device time at its rates. What nobody's usage can carry is ``unallocated``.
 
 Ranges are half-open and widened to quarters of an hour; every answer says the range it is about. A request counts where
-it finished, device time where it passed: ``in_progress`` is the difference, and holds the time of failed requests too.
+it finished, device time where it passed: ``in_progress`` is the difference. It also holds what was busy and served
+nobody in the end: failed requests, and attempts whose worker died.
 """
 
 from __future__ import annotations

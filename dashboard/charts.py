@@ -56,7 +56,7 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
 def legend() -> str:
     """HTML."""
     entries = "".join(f'<li><i style="background:{colour}"></i>{name}</li>' for name, colour in _SERIES)
-    return f'<div class="pw-shares"><ul class="pw-legend">{entries}</ul></div>'
+    return f'<div class="pw-shares pw-key"><ul class="pw-legend">{entries}</ul></div>'
 
 
 @dataclass(frozen=True, slots=True)

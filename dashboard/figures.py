@@ -37,11 +37,12 @@ def exact_money(amount: Decimal | None, currency: str = "USD") -> str:
 
 
 def _amount(amount: Decimal) -> str:
-    if amount == 0 or amount >= 1:
+    rounded = Decimal(f"{amount:.3g}")
+    if amount == 0 or rounded >= 1:
         return f"{amount:,.2f}"
     if amount < _SMALLEST_PLAIN:
         return f"{amount:.2e}"
-    return f"{amount:.{2 - amount.adjusted()}f}"
+    return f"{rounded:.{2 - rounded.adjusted()}f}"
 
 
 def count(number: int | None) -> str:
@@ -54,8 +55,14 @@ def short_count(number: int | None) -> str:
         return ABSENT
     for size, name in _BIG:
         if abs(number) >= size:
-            return f"{number / size:.3g}{_THIN}{name}".replace("-", _MINUS)
+            return f"{_MINUS if number < 0 else ''}{three_digits(abs(number) / size)}{_THIN}{name}"
     return count(number)
+
+
+def three_digits(value: float) -> str:
+    """Of a number that is not negative: 1.30, 13.0, 130 and 1300, never an exponent. Nothing is 0."""
+    rounded = Decimal(f"{value:.3g}")
+    return f"{rounded:.{max(0, 2 - rounded.adjusted())}f}" if value else "0"
 
 
 def percent(ratio: Decimal | float | None) -> str:
@@ -85,8 +92,10 @@ def duration(seconds: Decimal | float | None) -> str:
     if value >= 59.95:
         return _clock(round(value))
     if value >= 0.9995 or value == 0:
-        return f"{value:.3g}{_THIN}s"
-    return f"{value * 1e3:.3g}{_THIN}ms" if value >= 0.001 else f"{value * 1e6:.3g}{_THIN}µs"
+        return f"{three_digits(value)}{_THIN}s"
+    if value >= 0.0009995:
+        return f"{three_digits(value * 1e3)}{_THIN}ms"
+    return f"{three_digits(value * 1e6)}{_THIN}µs"
 
 
 def _clock(seconds: int) -> str:

@@ -108,7 +108,7 @@ def _cards(request: Request) -> list[Card]:
         Card(
             label="Total",
             value=figures.duration(request.total_seconds),
-            detail="" if speed is None else f"{speed:.3g} tokens per second",
+            detail="" if speed is None else f"{figures.three_digits(float(speed))} tokens per second",
         ),
     ]
 

@@ -21,7 +21,7 @@ amounts = st.decimals(min_value="-1e12", max_value="1e12", places=15)
         ("0.00001", "$0.0000100"),
         ("0.0000278125", "$0.0000278"),
         ("-0.0000278125", "−$0.0000278"),
-        ("0.99999", "$1.000"),
+        ("0.99999", "$1.00"),
         ("1.006", "$1.01"),
         ("1234567.891", "$1,234,567.89"),
         ("0.00000000002", "$2.00e-11"),
@@ -66,12 +66,13 @@ def test_another_currency_is_named():
         (0.0000123, "12.3 µs"),
         (0.0123, "12.3 ms"),
         (0.99949, "999 ms"),
-        (0.99951, "1 s"),
+        (0.000999999, "1.00 ms"),
+        (0.99951, "1.00 s"),
         (12.34, "12.3 s"),
         (59.96, "1 min 00 s"),
         (3661, "1 h 01 min"),
         (90061, "1 d 1 h"),
-        (-2, "−2 s"),
+        (-2, "−2.00 s"),
     ],
 )
 def test_durations_have_about_three_digits(seconds: float, shown: str):
@@ -79,7 +80,7 @@ def test_durations_have_about_three_digits(seconds: float, shown: str):
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"), [(999_999, "999,999"), (1_234_567, "1.23 M"), (-1, "−1"), (2_500_000_000, "2.5 B")]
+    ("number", "shown"), [(999_999, "999,999"), (1_234_567, "1.23 M"), (-1, "−1"), (2_500_000_000, "2.50 B")]
 )
 def test_counts_are_exact_up_to_six_digits(number: int, shown: str):
     assert figures.short_count(number) == shown.replace(" ", "\N{NARROW NO-BREAK SPACE}")
