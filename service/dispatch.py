@@ -269,9 +269,10 @@ class Dispatch:
         self._renewed = self._contact = now
         await self._redis.xtrim(events_key(self.boot), minid=self._last)
         await self._redis.pexpire(events_key(self.boot), _KEEP_EVENTS * lease_ms)
-        for request_id in await self._admission.renew([g.order.request_id for g in self._holding()]):
-            if (generation := self._running.get(request_id)) and generation.holds:
-                generation.lost()  # what it held is given to others: it must ask again
+        asked = {g.order.request_id: g.attempt for g in self._holding()}
+        for request_id in await self._admission.renew(asked):
+            if generation := self._running.get(request_id):
+                generation.lost(asked[request_id])  # what it held is given to others: it must ask again
         if not self._server:
             self._server = await self._run_id()
 
@@ -299,8 +300,7 @@ class Dispatch:
             self._server = server
 
     async def _run_id(self) -> str:
-        run_id: str = (await self._redis.info("server"))["run_id"]
-        return run_id
+        return cast("str", (await self._redis.info("server"))["run_id"])
 
     def _redis_lost_data(self) -> None:
         log.warning("redis lost data: every running request is sent again", running=self.running)

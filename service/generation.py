@@ -19,12 +19,12 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from engine.protocol import Abort, AbortReason, AttemptSeen, ErrorCode, Event, FinishReason, Status
+from engine.protocol import Abort, AbortReason, AttemptSeen, Event, FinishReason, Status
 from service.admission import Granted, Refused, Usage
 from service.completion import Completion, Piece
 from service.desk import DeniedError, Desk, UnavailableError
 from service.order import Order
-from service.settlement import CANCELLED, Delivery, End, Facts, Failure, billed_tokens, completed, failed, used_tokens
+from service.settlement import CANCELLED, Delivery, End, Facts, Failure, billed_tokens, failed, finished, used_tokens
 
 log = structlog.get_logger()
 
@@ -64,6 +64,10 @@ class Generation:
         return billed_tokens(self._how(), self.facts)
 
     @property
+    def attempt(self) -> int:
+        return self._job.attempt
+
+    @property
     def holds(self) -> bool:
         """Whether it has slots, reservations and a place at a worker."""
         return bool(self.worker) and not self._released.is_set()
@@ -81,14 +85,16 @@ class Generation:
         self._note(event)
         if self._completion.push(event.ids) and self.ended is None:
             self.facts.kept = self._completion.kept
-            self.end(completed("stop"))
+            self.end(finished(FinishReason.STOP))
         self.facts.generated = len(self._completion.ids)
         if event.finish is not None:
             self._finish(event.finish, event.error)
         self._ready.set()
 
-    def lost(self) -> None:
-        """The worker is gone, or some of its events are."""
+    def lost(self, attempt: int | None = None) -> None:
+        """The worker of this attempt is gone, or some of its events are. None: of the current one."""
+        if attempt is not None and attempt != self.attempt:
+            return  # another has taken over meanwhile
         self._lost = True
         self._news.set()
 
@@ -281,19 +287,10 @@ class Generation:
             return
         self._engine_done = True
         self._completion.finish()
-        self.end(_end_of(reason, error))
+        self.end(finished(reason, error))
 
 
 def _abort_reason(end: End, facts: Facts) -> AbortReason:
     if facts.kept is not None:
         return AbortReason.STOP_STRING
     return AbortReason.CLIENT_GONE if end.status is Status.CANCELLED else AbortReason.OWNER_FAILED
-
-
-def _end_of(reason: FinishReason, error: str) -> End:
-    """How the request ends when a worker finishes its attempt for this reason."""
-    if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
-        return completed(reason.value)
-    if reason is FinishReason.EXPIRED:
-        return failed(error or ErrorCode.DEADLINE_EXCEEDED)
-    return failed(error or Failure.INTERNAL)

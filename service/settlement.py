@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from engine.protocol import AttemptSeen, Origin, Settlement, Status, unpack_record
+from engine.protocol import AttemptSeen, ErrorCode, FinishReason, Origin, Settlement, Status, unpack_record
 from service.order import Order
 
 
@@ -49,6 +49,15 @@ def completed(finish_reason: str) -> End:
 
 def failed(error_code: str) -> End:
     return End(Status.FAILED, "error", error_code)
+
+
+def finished(reason: FinishReason, error: str = "") -> End:
+    """How the request ends when its worker finishes its attempt for this reason."""
+    if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+        return completed(reason.value)
+    if reason is FinishReason.EXPIRED:
+        return failed(error or ErrorCode.DEADLINE_EXCEEDED)
+    return failed(error or Failure.INTERNAL)
 
 
 @dataclass(slots=True)

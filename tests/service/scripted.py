@@ -222,6 +222,9 @@ class ScriptedWorker:
                 if message.reason is not AbortReason.SUPERSEDED:
                     await self.emit(job, [], FinishReason.CANCELLED)
             return
+        if earlier := self._running.pop(message.request_id, None):
+            earlier.cancel()  # a higher attempt ends the lower one, also where its abort got lost
+        self._emitted.pop(message.request_id, None)
         self.seen.append(message)
         self.jobs.put_nowait(message)
         if not self.manual:
