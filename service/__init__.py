@@ -5,6 +5,7 @@ The way of a request:
 server — API processes on one port, and the parent that replaces them
 process — one API process
 app — the ASGI application and its parts
+docs — the page at /docs, without internet too
 front — what all routes share, and the marks that a request carries
 inference — OpenAI's routes: key, body, model, token ids, order
 auth — who is asking

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
 from typing import Final
 
 import msgspec
@@ -13,13 +12,10 @@ import structlog
 from litestar import Litestar, MediaType, Request, Response, get
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import ScalarRenderPlugin
-from litestar.openapi.spec import Components, SecurityScheme
 
 from billing.database import open_database
 from engine.protocol import Settlement
-from service import admin, health, inference, login, logs, metrics
+from service import admin, docs, health, inference, login, logs, metrics
 from service.auth import Keys
 from service.dispatch import Dispatch
 from service.front import Front, before_send, principal_of, request_id
@@ -43,13 +39,20 @@ _MESSAGES: Final = {
 def create_app(settings: Settings) -> Litestar:
     front = _front(settings)
     return Litestar(
-        [*inference.routes(front), *health.routes(front), admin.routes(front), login.routes(front), _metrics],
+        [
+            *inference.routes(front),
+            *health.routes(front),
+            admin.routes(front),
+            login.routes(front),
+            docs.asset,
+            _metrics,
+        ],
         request_class=inference.WireRequest,
         request_max_body_size=settings.max_body_bytes,
         exception_handlers={ApiError: _refusing(front), HTTPException: _http_error, Exception: _crash},
         before_send=[before_send],
         lifespan=[lambda _: _life(front)],
-        openapi_config=_openapi(),
+        openapi_config=docs.openapi(),
         logging_config=None,
         state=State({"front": front}),
     )
@@ -129,16 +132,4 @@ def _crash(request: _HttpRequest, error: Exception) -> Response[bytes]:
 def _answer(error: ApiError) -> Response[bytes]:
     return Response(
         msgspec.json.encode(error.body), status_code=error.status, headers=error.headers, media_type=MediaType.JSON
-    )
-
-
-def _openapi() -> OpenAPIConfig:
-    return OpenAPIConfig(
-        title="Pennyweight",
-        version=version("pennyweight"),
-        description="OpenAI's API, with keys, quotas and a bill for every token.",
-        path="/docs",
-        render_plugins=[ScalarRenderPlugin()],
-        components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
-        security=[{"key": []}],
     )

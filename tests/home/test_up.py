@@ -151,6 +151,7 @@ def pasted(snippet, *interpreter):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_killed_system_leaves_nothing_and_the_next_one_keeps_keys_and_books(open_folder, smollm2_gguf):
     words = [*ports(), "--no-dashboard", "--processes", "1", "--model", str(smollm2_gguf)]
     first = Up(open_folder / "home", *words)

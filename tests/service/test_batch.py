@@ -118,6 +118,7 @@ def test_a_file_goes_through_and_only_its_results_show_a_text(environment, keyri
         assert b"hello" not in place
 
 
+@pytest.mark.slow
 def test_a_killed_tasks_process_leaves_no_line_out_and_charges_none_twice(
     environment, keyring, redis_url, tmp_path, books
 ):

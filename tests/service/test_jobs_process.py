@@ -93,6 +93,7 @@ def counted(books):
         return connection.exec_driver_sql("SELECT coalesce(sum(requests), 0) FROM usage_15m").scalar_one()
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_leads_and_after_its_death_the_other_keeps_the_sums_right(start, books, redis_url):
     first, second = start("first"), start("second")
     until(lambda: first.leads() or second.leads())
@@ -140,6 +141,7 @@ def test_everything_that_is_due_is_done_at_the_start_and_logged_once(start, book
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_while_postgres_is_away_nothing_piles_up_and_afterwards_the_work_goes_on(
     start, books, database_url, postgres_server, redis_url
 ):
