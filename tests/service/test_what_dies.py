@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -279,7 +280,14 @@ def test_when_the_parent_is_killed_its_children_end_too(settings, keyring, redis
     asyncio.run(main())
 
 
-def test_ten_requests_a_minute_are_ten_over_two_processes(settings, keyring, redis_url):
+def numbers(page: str, name: str) -> float:
+    """The sum of a metric's samples."""
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if re.match(rf"{name}[{{ ]", line))
+
+
+def test_ten_requests_a_minute_are_ten_over_two_processes_and_each_tells_what_both_counted(
+    settings, keyring, redis_url
+):
     key = keyring.key(rpm=10)
 
     async def main():
@@ -292,6 +300,13 @@ def test_ten_requests_a_minute_are_ten_over_two_processes(settings, keyring, red
                     *[client.post(TEXT, json={**PROMPT, "stream": False}) for _ in range(40)]
                 )
         assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 30
+        for _ in range(6):  # connections of their own, so that both processes are asked
+            async with service.client("none") as prometheus:
+                page = (await prometheus.get("/metrics")).text
+            assert numbers(page, "pennyweight_requests_total") == 10
+            assert numbers(page, "pennyweight_refusals_total") == 30
+            assert numbers(page, "gen_ai_server_request_duration_seconds_count") == 10
+            assert numbers(page, "pennyweight_requests_running") == 0
         refused = keyring.execute("SELECT 1") and service.stop()
         assert refused == 0
         counted = keyring.execute("SELECT cause, sum(refusals) FROM refusals_15m GROUP BY cause")
