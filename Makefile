@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A pipe fails when any part of it does.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Options for `pennyweight up`, pytest or the benchmark, as in: make up ARGS="--port 8090"
 ARGS ?=
@@ -28,7 +31,7 @@ test-slow: $(VENV)/.dev ## Run the tests that take minutes each
 check: $(VENV)/.dev ## Check style, spelling, borders between folders and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/codespell
+	$(BIN)/codespell service engine billing dashboard migrations tests benchmarks deploy docs .ci README.md CHANGELOG.md pyproject.toml compose.yaml Makefile Dockerfile
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
@@ -77,10 +80,10 @@ endif
 
 $(VENV)/.run: $(TORCH_STAMP) pyproject.toml constraints.txt
 	@echo "Installing the packages of constraints.txt (a few minutes) …"
-	@$(PIP) install -qq -c constraints.txt -e '.[service,engine,dashboard]'
+	@$(PIP) install -c constraints.txt -e '.[service,engine,dashboard]' | awk '/^ *Downloading/ {print "  " $$2, $$3, $$4; fflush()}'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "Installing the tools for tests and checks …"
-	@$(PIP) install -qq -c constraints.txt -e '.[service,engine,dashboard,dev]'
+	@$(PIP) install -c constraints.txt -e '.[service,engine,dashboard,dev]' | awk '/^ *Downloading/ {print "  " $$2, $$3, $$4; fflush()}'
 	@touch $@

@@ -129,12 +129,12 @@ def _tokens(boot: Row[tuple[object, ...]], subject: str) -> Finding:
 
 def _of_owner(boot: Row[tuple[object, ...]]) -> Finding:
     missing = max(0, (boot.absent or 0) - boot.swept)
+    young = max(0, (boot.highest or 0) - (boot.numbered - boot.repeated) - boot.swept - missing)
     return Finding(
         identity="4 admissions",
         subject=boot.boot_id,
-        compared=f"numbers 1 to {boot.due or 0} against {boot.numbered} rows up to {boot.highest or 0}, "
-        f"{boot.swept} swept",
-        residual=f"{missing} missing, {boot.repeated} repeated",
+        compared=f"numbers 1 to {boot.highest or 0} against {boot.numbered} numbered rows and {boot.swept} swept ones",
+        residual=f"{missing} missing, {boot.repeated} repeated" + (f", {young} may still run" if young else ""),
         closes=not missing and not boot.repeated,
     )
 

@@ -122,6 +122,18 @@ def _in_force(connection: Connection, model: str, tenant_id: UUID | None, now: d
     return bool(found)
 
 
+def is_known(connection: Connection, model: str) -> bool:
+    """Whether anybody has used a model of this name, or it was priced as an example when it was put into service."""
+    found = connection.scalar(
+        text(
+            "SELECT EXISTS (SELECT FROM usage_15m WHERE model = :model)"
+            " OR EXISTS (SELECT FROM prices WHERE model = :model AND example)"
+        ),
+        {"model": model},
+    )
+    return bool(found)
+
+
 def list_prices(connection: Connection) -> list[PriceRow]:
     """By model and tenant, the newest first."""
     rows = connection.execute(

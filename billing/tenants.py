@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 from uuid import UUID
 
@@ -47,9 +48,7 @@ def add_tenant(
     name = name.strip()
     if not name or len(name) > _NAME_LENGTH or not name.isprintable():
         raise TenantError(f"A tenant's name has 1 to {_NAME_LENGTH} printable characters.")
-    if not 0 < weight < float("inf"):
-        raise ValueError("a weight is a positive number")
-    limits = limits or Limits()
+    weight, limits = _checked(weight), limits or Limits()
     tenant_id = connection.scalar(
         text(
             "INSERT INTO tenants (id, name, rpm, tpm, concurrency, weight) "
@@ -61,6 +60,30 @@ def add_tenant(
         raise TenantError(f"There already is a tenant named {name!r}. `pennyweight tenant list` shows all.")
     log_change(connection, actor, "tenant.add", subject=str(tenant_id), name=name, weight=weight, **asdict(limits))
     return Tenant(id=tenant_id, name=name, limits=limits, weight=weight, keys=0)
+
+
+def change_tenant(
+    connection: Connection, name: str, *, limits: Mapping[str, int | None], weight: float | None = None, actor: str
+) -> Tenant:
+    """Change what is named of rpm, tpm and concurrency (None: no limit), and the weight. Raises as ``add_tenant``."""
+    tenant_id = tenant_id_of(connection, name)
+    before = next(tenant for tenant in list_tenants(connection) if tenant.id == tenant_id)
+    after = replace(
+        before, limits=replace(before.limits, **limits), weight=_checked(before.weight if weight is None else weight)
+    )
+    row = {**asdict(after.limits), "weight": after.weight}
+    connection.execute(
+        text("UPDATE tenants SET rpm = :rpm, tpm = :tpm, concurrency = :concurrency, weight = :weight WHERE id = :id"),
+        {"id": tenant_id, **row},
+    )
+    log_change(connection, actor, "tenant.set", subject=str(tenant_id), **row)
+    return after
+
+
+def _checked(weight: float) -> float:
+    if not 0 < weight < float("inf"):
+        raise ValueError("a weight is a positive number")
+    return weight
 
 
 def list_tenants(connection: Connection) -> list[Tenant]:

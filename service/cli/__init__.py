@@ -26,7 +26,7 @@ from service.settings import SettingsError
 # `pennyweight --help` is quick and `pennyweight key list` imports no web framework.
 COMMANDS: Final = {
     "up": ("service.cli.up:up", "Run the whole system on this machine."),
-    "tenant": ("service.cli.parties:tenant", "Who uses the service: add, list."),
+    "tenant": ("service.cli.parties:tenant", "Who uses the service: add, set, list."),
     "key": ("service.cli.parties:key", "API keys: create, revoke, list."),
     "price": ("service.cli.rates:price", "What tokens cost a tenant: set, list."),
     "device-rate": ("service.cli.rates:device_rate", "What an hour of a device costs you: set, list."),

@@ -45,9 +45,13 @@ def batch() -> None:
 @_OUTPUT
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is done and write the results.")
 def run(*, file: Path, key: str | None, tenant: str | None, output: Path | None, wait: bool) -> None:
-    """Run FILE, which has one request a line as OpenAI's batch API takes them.
+    r"""Run FILE, which has one request a line as OpenAI's batch API takes them.
 
-    The results go to a file beside it, FILE.output.jsonl, one a line in the same order.
+    \b
+    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body":
+     {"model": "…", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}}     (on one line)
+
+    The results go to a file beside it, FILE with .output.jsonl for its ending, one a line in the same order.
     """
     settings = Settings.from_environment()
     wanted = _read(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,16 +12,23 @@ from billing import keys, tenants
 from service.cli.terminal import ACTOR, Moment, books, say_next, table
 
 _UNLIMITED: Final = "-"
-_POSITIVE: Final = click.IntRange(1, (1 << 31) - 1)
+_MOST: Final = (1 << 31) - 1
+_WORDS: Final = {
+    "--concurrency": "Most requests at once.",
+    "--tpm": "Most tokens in any 60 seconds.",
+    "--rpm": "Most requests in any 60 seconds.",
+}
 
 
 def _limits(command: click.decorators.FC) -> click.decorators.FC:
-    for name, words in (
-        ("--concurrency", "Most requests at once. Default: no limit."),
-        ("--tpm", "Most tokens in any 60 seconds. Default: no limit."),
-        ("--rpm", "Most requests in any 60 seconds. Default: no limit."),
-    ):
-        command = click.option(name, type=_POSITIVE, help=words)(command)
+    for name, words in _WORDS.items():
+        command = click.option(name, type=click.IntRange(1, _MOST), help=f"{words} Default: no limit.")(command)
+    return command
+
+
+def _new_limits(command: click.decorators.FC) -> click.decorators.FC:
+    for name, words in _WORDS.items():
+        command = click.option(name, type=click.IntRange(0, _MOST), help=f"{words} 0: no limit.")(command)
     return command
 
 
@@ -42,16 +50,36 @@ def tenant_add(*, name: str, rpm: int | None, tpm: int | None, concurrency: int 
     say_next(f"pennyweight key create --tenant {_quoted(made.name)}")
 
 
+@tenant.command("set")
+@click.argument("name")
+@_new_limits
+@click.option("--weight", type=float, help="Share of a busy device beside others.")
+def tenant_set(*, name: str, rpm: int | None, tpm: int | None, concurrency: int | None, weight: float | None) -> None:
+    """Change a tenant's limits or weight; what is not named stays. It holds within seconds."""
+    named = {"rpm": rpm, "tpm": tpm, "concurrency": concurrency}
+    limits = {limit: number or None for limit, number in named.items() if number is not None}
+    if not limits and weight is None:
+        raise click.UsageError("Name what to change: --rpm, --tpm, --concurrency or --weight.")
+    with books() as connection:
+        changed = tenants.change_tenant(connection, name, limits=limits, weight=weight, actor=ACTOR)
+    _show([changed])
+    say_next("pennyweight tenant list")
+
+
 @tenant.command("list")
 def tenant_list() -> None:
     """List tenants and their limits."""
     with books() as connection:
         found = tenants.list_tenants(connection)
+    _show(found)
+    say_next("pennyweight tenant add NAME" if not found else "pennyweight key list")
+
+
+def _show(found: Iterable[tenants.Tenant]) -> None:
     table(
         ("TENANT", "RPM", "TPM", "CONCURRENCY", "WEIGHT", "KEYS", "ID"),
         [(t.name, *_shown(t.limits), f"{t.weight:g}", t.keys, t.id) for t in found],
     )
-    say_next("pennyweight tenant add NAME" if not found else "pennyweight key list")
 
 
 @click.group()

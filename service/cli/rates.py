@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Final
 
 import click
 
 from billing import prices, rates, tenants
 from service.cli.terminal import ACTOR, Amount, Moment, books, plain, say_next, table
+
+_FROM: Final = "From when on. Default: now, or always where there is none yet."
 
 
 @click.group()
@@ -27,7 +30,7 @@ def price() -> None:
 @click.option("--request", type=Amount(), default=Decimal(0), help="Per request. Default: 0.")
 @click.option("--device-second", type=Amount(), default=Decimal(0), help="Per second of device time. Default: 0.")
 @click.option("--tenant", "tenant_name", help="Only for this tenant, before everybody's price.")
-@click.option("--from", "start", type=Moment(), help="From when on. Default: now.")
+@click.option("--from", "start", type=Moment(), help=_FROM)
 def price_set(
     *,
     model: str,
@@ -52,9 +55,16 @@ def price_set(
         number, healed = prices.set_price(
             connection, model, amounts, tenant_id=tenant_id, effective_from=start, actor=ACTOR
         )
+        made = next(row for row in prices.list_prices(connection) if row.id == number)
+        known = prices.is_known(connection, model)
     print(
-        f"Price {number} of {model} is set." + (f" {healed} requests without a price got this one." if healed else "")
+        f"Price {number} of {model}, for {made.tenant_name or 'every tenant'}, from {_since(made.effective_from)} on: "
+        f"{plain(input_)} {made.currency} per million tokens in, {plain(output)} out."
     )
+    if healed:
+        print(f"{healed} requests without a price got this one.")
+    if not known:
+        print(f"Nobody has asked for a model named {model} yet: is it one of those that /v1/models lists?")
     say_next("pennyweight price list")
 
 
@@ -94,7 +104,7 @@ def device_rate() -> None:
 @device_rate.command("set")
 @click.argument("kind_or_device", metavar="KIND|DEVICE")
 @click.option("--hourly", type=Amount(), required=True, help="Per hour.")
-@click.option("--from", "start", type=Moment(), help="From when on. Default: now.")
+@click.option("--from", "start", type=Moment(), help=_FROM)
 def device_rate_set(*, kind_or_device: str, hourly: Decimal, start: datetime | None) -> None:
     """Append a rate for a kind of device (such as cpu) or for one device (such as host-a/cpu)."""
     one = "/" in kind_or_device
@@ -107,7 +117,17 @@ def device_rate_set(*, kind_or_device: str, hourly: Decimal, start: datetime | N
             effective_from=start,
             actor=ACTOR,
         )
-    print(f"Rate {number} of {kind_or_device} is set." + (f" {healed} requests got a cost by it." if healed else ""))
+        made = next(row for row in rates.list_device_rates(connection) if row.id == number)
+        devices = rates.list_devices(connection)
+    print(
+        f"Rate {number} of {kind_or_device}, from {_since(made.effective_from)} on: "
+        f"{plain(hourly)} {made.currency} per hour."
+    )
+    if healed:
+        print(f"{healed} requests got a cost by it.")
+    if devices and not any(kind_or_device in (device.name, device.kind) for device in devices):
+        there = ", ".join(sorted({device.kind for device in devices} | {device.name for device in devices}))
+        print(f"No device has worked under that name yet. There are: {there}.")
     say_next("pennyweight device-rate list")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
+from pathlib import Path
 from typing import Final
 
 import click
@@ -18,6 +21,7 @@ from billing.tenants import TenantError
 from service.settings import Settings
 
 ACTOR: Final = "cli"  # in the log of changes
+_SHOWN: Final = Context(prec=4)
 
 
 @contextmanager
@@ -74,5 +78,16 @@ def plain(amount: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def rounded(amount: Decimal) -> str:
+    """Four digits, for people; files hold every one."""
+    return plain(_SHOWN.plus(amount))
+
+
 def say_next(command: str) -> None:
-    print(f"\nNext: {command}")
+    """``command`` begins with pennyweight; printed is what this shell can run."""
+    print(f"\nNext: {_program()}{command.removeprefix('pennyweight')}")
+
+
+def _program() -> str:
+    typed = Path(sys.argv[0])
+    return str(typed) if typed.name == "pennyweight" and not shutil.which("pennyweight") else "pennyweight"

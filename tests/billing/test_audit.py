@@ -72,6 +72,9 @@ def test_a_missing_interval_is_found(closed):
 def test_what_still_runs_is_no_breach(closed):
     record(closed, settlements=[settlement(origin=origin(boot_seq=9))])
     assert breaches(closed, too_old=NOW - timedelta(minutes=1)) == {}
+    (owner,) = (f for f in audit(closed, *SPAN, too_old=NOW - timedelta(minutes=1)) if f.identity == "4 admissions")
+    assert owner.compared == "numbers 1 to 9 against 4 numbered rows and 0 swept ones"
+    assert owner.residual == "0 missing, 0 repeated, 5 may still run"
     assert breaches(closed) == {"4 admissions": "5 missing, 0 repeated"}
 
 

@@ -15,6 +15,7 @@ from billing.keys import Scope, authenticate
 from billing.prices import list_prices
 from billing.recording import record
 from billing.rollup import roll_up
+from billing.tenants import Limits
 from service.cli import main
 from tests.billing.conftest import attempt, interval, origin, settlement
 
@@ -126,11 +127,48 @@ def test_a_report_sums_what_was_served_in_every_format(run, database):
     assert "0.000003" in table, "3 x 10 ms at 0.36 an hour"
     (line,) = json.loads(run("report", *span, "--format", "json").output)["lines"]
     (row,) = csv.DictReader(io.StringIO(run("report", *span, "--format", "csv").output))
-    assert line == row
+    assert {name: str(value) for name, value in line.items()} == row
+    assert line["requests"] == 3
+    assert re.search(r"^total +3 +60 +0 +21 ", table, re.MULTILINE), table
     assert Decimal(line["margin"]) == Decimal(line["revenue"]) - Decimal(line["cost"])
     assert "Next: pennyweight" in table
     run("tenant", "add", "idle")
-    assert "0.0001764" not in run("report", "--tenant", "idle", *span).output
+    for empty in (("--tenant", "idle", *span), ("--from", "2026-01-01", "--to", "2026-01-02")):
+        nothing = run("report", *empty).output
+        assert "No requests in this range." in nothing
+        assert "EXAMPLE" not in nothing
+
+
+def test_a_tenants_limits_are_changed_one_by_one_and_lifted(run, database):
+    run("tenant", "add", "acme", "--rpm", "10", "--tpm", "500")
+    secret = secret_in(run("key", "create", "--tenant", "acme").output)
+    run("tenant", "set", "acme", "--rpm", "20", "--weight", "3")
+    run("tenant", "set", "acme", "--tpm", "0")
+    with transaction(database) as books:
+        who = authenticate(books, secret)
+    assert (who.tenant_limits, who.weight) == (Limits(rpm=20), 3)
+    assert "--rpm" in run("tenant", "set", "acme", fails=True).output
+    assert "pennyweight tenant list" in run("tenant", "set", "nobody", "--rpm", "1", fails=True).output
+    assert "positive" in run("tenant", "set", "acme", "--weight", "-1", fails=True).output
+
+
+def test_setting_a_price_or_rate_says_what_it_is_and_doubts_a_name_nobody_used(run, database):
+    run("tenant", "add", "acme")
+    said = run("price", "set", "smoll", "--input", "1", "--output", "4.50", "--tenant", "acme").output
+    assert "for acme, from always on: 1 USD per million tokens in, 4.5 out." in said
+    assert "Nobody has asked for a model named smoll" in said
+    serve(database, origin().tenant_id)
+    assert "Nobody" not in run("price", "set", "smol", "--input", "1", "--output", "4").output
+    said = run("device-rate", "set", "gpuu", "--hourly", "3").output
+    assert "from always on: 3 USD per hour." in said
+    assert "There are: cpu" in said
+    assert "There are" not in run("device-rate", "set", "cpu", "--hourly", "3").output
+
+
+def test_the_next_command_can_be_run_as_it_is_printed(run, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.argv", ["deep/venv/bin/pennyweight", "tenant", "list"])
+    assert "Next: deep/venv/bin/pennyweight tenant add NAME" in run("tenant", "list").output
 
 
 def test_the_audit_prints_what_is_unaccounted_and_fails_on_a_breach(run, database):
