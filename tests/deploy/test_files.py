@@ -51,6 +51,18 @@ def test_nothing_starts_without_a_secret_and_the_message_names_it(name, value):
         load(ROOT / "compose.yaml", environment)
 
 
+def test_the_way_to_the_login_and_back_follows_the_ports_that_were_chosen():
+    chosen = {"PENNYWEIGHT_PORT": "9090", "PENNYWEIGHT_DASHBOARD_PORT": "9501"}
+    for name, port in (("service", "9090:8080"), ("dashboard", "9501:8501")):
+        service = load(ROOT / "compose.yaml", SECRETS | chosen)["services"][name]
+        assert service["ports"] == [f"127.0.0.1:{port}"]
+        assert service["environment"]["PENNYWEIGHT_API_URL"] == "http://127.0.0.1:9090"
+        assert service["environment"]["PENNYWEIGHT_DASHBOARD_URL"] == "http://127.0.0.1:9501"
+    behind = {"PENNYWEIGHT_API_URL": "https://api.example", "PENNYWEIGHT_PORT": "9090"}
+    service = load(ROOT / "compose.yaml", SECRETS | behind)["services"]["dashboard"]
+    assert service["environment"]["PENNYWEIGHT_API_URL"] == "https://api.example"
+
+
 def test_the_example_environment_names_every_variable_and_no_secret():
     example = (ROOT / ".env.example").read_text()
     named = dict(re.findall(r"^#?([A-Z][A-Z0-9_]*)=(.*)$", example, re.MULTILINE))

