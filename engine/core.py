@@ -152,7 +152,7 @@ class Engine:
         if code := refusal(sequence.job, self._limits):
             return endings.refused(code)
         if not self._wall() < sequence.job.origin.deadline:  # a NaN has passed too
-            return endings.expired(ErrorCode.DEADLINE_EXCEEDED)
+            return endings.expired(sequence, ErrorCode.DEADLINE_EXCEEDED)
         finish = sequence.finish(self._limits.eos_token_ids)
         return endings.completed(finish) if finish else None
 
@@ -162,7 +162,7 @@ class Engine:
             _, request_id, attempt = heapq.heappop(self._deadlines)
             sequence = self._live.get(request_id)
             if sequence and sequence.job.attempt == attempt:
-                self._end(sequence, endings.expired(ErrorCode.DEADLINE_EXCEEDED))
+                self._end(sequence, endings.expired(sequence, ErrorCode.DEADLINE_EXCEEDED))
 
     def _run(self, plan: StepPlan) -> None:
         output, timeline = self._output, self.meter.timeline
@@ -195,7 +195,7 @@ class Engine:
         if ids and (finish := sequence.finish(self._limits.eos_token_ids)):
             self._end(sequence, endings.completed(finish), ids=ids)
         elif limit_s is not None and self.meter.account(sequence.job.request_id).device_ns > limit_s * 1e9:
-            self._end(sequence, endings.expired(ErrorCode.DEVICE_SECONDS_EXCEEDED), ids=ids)
+            self._end(sequence, endings.expired(sequence, ErrorCode.DEVICE_SECONDS_EXCEEDED), ids=ids)
         elif ids:
             self._tell(sequence, self.meter.account(sequence.job.request_id), ids)
 

@@ -37,9 +37,10 @@ def refused(code: ErrorCode) -> Ending:
     return Ending(Outcome.REFUSED, FinishReason.REFUSED, None, code)
 
 
-def expired(code: ErrorCode) -> Ending:
-    """The owner reports the request as failed, so its time served nobody."""
-    return Ending(Outcome.EXPIRED, FinishReason.EXPIRED, WasteCause.FAILED, code)
+def expired(sequence: Sequence, code: ErrorCode) -> Ending:
+    """A stream keeps what it was told so far; without one the request has failed and its time served nobody."""
+    served = sequence.job.origin.stream and sequence.completion
+    return Ending(Outcome.EXPIRED, FinishReason.EXPIRED, None if served else WasteCause.FAILED, code)
 
 
 def report(

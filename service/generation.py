@@ -24,7 +24,18 @@ from service.admission import Granted, Refused, Usage
 from service.completion import Completion, Piece
 from service.desk import DeniedError, Desk, UnavailableError
 from service.order import Order
-from service.settlement import CANCELLED, Delivery, End, Facts, Failure, billed_tokens, failed, finished, used_tokens
+from service.settlement import (
+    CANCELLED,
+    Delivery,
+    End,
+    Facts,
+    Failure,
+    abort_reason,
+    billed_tokens,
+    failed,
+    finished,
+    used_tokens,
+)
 
 log = structlog.get_logger()
 
@@ -177,7 +188,8 @@ class Generation:
     async def live(self) -> None:
         if not await self._enter():
             return
-        timer = asyncio.get_running_loop().call_later(self._remaining_s(), self._expire)
+        passed_s = (time.monotonic_ns() - self.order.started_ns) / 1e9
+        timer = asyncio.get_running_loop().call_later(max(0.0, self.order.timeout_s - passed_s), self._expire)
         try:
             await self._run()
             await self._stop_engine()
@@ -251,7 +263,7 @@ class Generation:
         """Abort what still runs and wait for the worker's last word, which says how much was generated."""
         if self._engine_done:
             return
-        await self._abort(_abort_reason(self._how(), self.facts), keep=self.facts.kept)
+        await self._abort(abort_reason(self._how(), self.facts), keep=self.facts.kept)
         until = time.monotonic() + ABORT_WAIT_S
         while not self._engine_done and not self._lost and time.monotonic() < until:
             self._news.clear()
@@ -261,10 +273,6 @@ class Generation:
     async def _abort(self, reason: AbortReason, keep: int | None = None) -> None:
         abort = Abort(request_id=self.order.request_id, attempt=self._job.attempt, reason=reason, keep=keep)
         await self._desk.abort(self.worker, abort)
-
-    def _remaining_s(self) -> float:
-        passed_ns = time.monotonic_ns() - self.order.started_ns
-        return max(0.0, self.order.timeout_s - passed_ns / 1e9)
 
     def _expire(self) -> None:
         """The deadline: also for a client that reads so slowly that its answer never ends."""
@@ -288,9 +296,3 @@ class Generation:
         self._engine_done = True
         self._completion.finish()
         self.end(finished(reason, error))
-
-
-def _abort_reason(end: End, facts: Facts) -> AbortReason:
-    if facts.kept is not None:
-        return AbortReason.STOP_STRING
-    return AbortReason.CLIENT_GONE if end.status is Status.CANCELLED else AbortReason.OWNER_FAILED

@@ -17,7 +17,7 @@ from service.desk import DeniedError, UnavailableError
 from service.dispatch import Dispatch
 from service.generation import Generation
 from service.order import Order
-from service.settlement import Failure
+from service.settlement import OVERDUE, Failure
 from service.telemetry import Tracing
 from service.wire.errors import ApiError, invalid, unavailable
 from service.wire.forms import Form, event
@@ -124,7 +124,7 @@ def failure(code: str) -> ApiError:
         error = invalid(
             "The request is longer than the model can hold. Shorten the prompt or lower max_tokens.", code=code
         )
-    elif code in {Failure.DEADLINE_EXCEEDED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DEVICE_SECONDS_EXCEEDED}:
+    elif code in OVERDUE:
         error = unavailable("The request took too long and was stopped.", code, retry_s=None, status=504)
     elif code in {Failure.WORKER_LOST, Failure.REDIS_LOST, Failure.SHUTTING_DOWN}:
         error = unavailable("The server lost what worked on this request. Nothing was charged; please retry.", code)

@@ -2,20 +2,22 @@
 
 Billed are the tokens that were generated until the end took effect: all of a completion that finished; up to and
 including the token that completed a stop string; those until the abort took effect when the client went away; none when
-we failed. So ``billed = 0 or delivered <= billed <= generated``.
+we failed. A stream that its deadline cut short is settled as cancelled, and billed are the tokens it has delivered: the
+deadline is the same for everybody and known before, and whoever asks for more than fits gets no tokens for nothing. So
+``billed = 0 or delivered <= billed <= generated``.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from engine.protocol import AttemptSeen, ErrorCode, FinishReason, Origin, Settlement, Status, unpack_record
+from engine.protocol import AbortReason, AttemptSeen, ErrorCode, FinishReason, Origin, Settlement, Status, unpack_record
 from service.order import Order
 
 
@@ -41,6 +43,7 @@ class End:
 
 
 CANCELLED: Final = End(Status.CANCELLED, "cancelled")
+OVERDUE: Final = frozenset({Failure.DEADLINE_EXCEEDED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DEVICE_SECONDS_EXCEEDED})
 
 
 def completed(finish_reason: str) -> End:
@@ -87,6 +90,14 @@ class Facts:
     attempts: list[AttemptSeen] = field(default_factory=list)
 
 
+def abort_reason(end: End, facts: Facts) -> AbortReason:
+    """What the engine is told when the request ends like this before its attempt does."""
+    if facts.kept is not None:
+        return AbortReason.STOP_STRING
+    served = end.status is Status.CANCELLED or (end.error_code in OVERDUE and facts.generated)
+    return AbortReason.CLIENT_GONE if served else AbortReason.OWNER_FAILED
+
+
 def billed_tokens(end: End, facts: Facts) -> int:
     if end.status is Status.FAILED:
         return 0
@@ -95,12 +106,17 @@ def billed_tokens(end: End, facts: Facts) -> int:
 
 def used_tokens(order: Order, end: End, facts: Facts) -> int:
     """What stays in the rate windows once it has ended."""
+    if end.error_code in OVERDUE and order.stream and facts.generated:
+        return len(order.prompt) + facts.generated
     return 0 if end.status is Status.FAILED else len(order.prompt) + billed_tokens(end, facts)
 
 
 def settle(order: Order, origin: Origin, end: End, facts: Facts, delivery: Delivery) -> Settlement:
     now = time.monotonic_ns()
     total = now - order.started_ns
+    billed = billed_tokens(end, facts)
+    if end.error_code in OVERDUE and order.stream and delivery.tokens:
+        end, billed = replace(end, status=Status.CANCELLED), delivery.tokens
     ttft = None if delivery.first_ns is None else delivery.first_ns - order.started_ns
     return Settlement(
         request_id=order.request_id,
@@ -114,7 +130,7 @@ def settle(order: Order, origin: Origin, end: End, facts: Facts, delivery: Deliv
         cached_tokens=min(facts.cached_tokens, len(order.prompt)),
         generated_tokens=facts.generated,
         delivered_tokens=delivery.tokens,
-        billed_tokens=billed_tokens(end, facts),
+        billed_tokens=billed,
         queue_ns=_at_most(facts.queue_ns, total if ttft is None else ttft),
         ttft_ns=ttft,
         tpot_ns=_tpot(delivery),

@@ -3,6 +3,7 @@ import sys
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.intake import Fence
@@ -157,6 +158,7 @@ def test_a_deadline_passes_on_arrival_while_waiting_and_while_running() -> None:
     world = World(EngineConfig(max_batch=1, step_tokens=8))
     soon = world.clock.wall() + 1
     late, running, waiting = job(4, 9, deadline=soon - 2), job(4, 9, deadline=soon), job(4, 9, deadline=soon)
+    running = replace(running, origin=replace(running.origin, stream=False))
     calm = job(4, 2)
     for each in (late, running, waiting, calm):
         world.engine.add(each)
@@ -169,6 +171,20 @@ def test_a_deadline_passes_on_arrival_while_waiting_and_while_running() -> None:
         assert world.last_event(each).finish is FinishReason.EXPIRED
     assert world.report(running).wasted_ns["failed"] > 0
     assert len(world.tokens(calm)) == 2
+
+
+def test_what_a_stream_was_told_before_its_deadline_served_it_and_is_no_waste() -> None:
+    world = World(EngineConfig(max_batch=2, step_tokens=8))
+    soon = world.clock.wall() + 1
+    told, untold = job(4, 9, deadline=soon), job(12, 9, deadline=soon)
+    for each in (told, untold):
+        world.engine.add(each)
+    world.step()
+    world.clock.ns += 2 * 10**9
+    world.run()
+    assert (len(world.tokens(told)), len(world.tokens(untold))) == (1, 0)
+    assert (world.report(told).wasted_ns, world.report(told).used_ns > 0) == ({}, True)
+    assert (world.report(untold).wasted_ns["failed"] > 0, world.report(untold).used_ns) == (True, 0)
 
 
 def test_a_deadline_that_is_no_number_has_passed_and_disturbs_no_other() -> None:

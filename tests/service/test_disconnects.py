@@ -16,6 +16,9 @@ BODIES = {
     "/v1/completions": {"model": MODEL, "prompt": "hi"},
 }
 
+TEXT = "/v1/completions"
+PROMPT = BODIES[TEXT]
+
 
 class Caller:
     """One raw HTTP request that can be cut at any byte."""
@@ -132,6 +135,37 @@ def test_tokens_until_the_abort_took_effect_are_billed(settings, keyring, redis_
             await worker.emit(job, [], FinishReason.CANCELLED)
             (record,) = await settled(redis_url, 1)
             assert (record.delivered_tokens, record.billed_tokens, record.generated_tokens) == (5, 8, 8)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("worker_sees_it", [True, False], ids=["seen by the worker", "seen by its owner"])
+def test_a_deadline_gives_no_free_tokens(settings, keyring, redis_url, worker_sees_it):
+    """Whoever asks for more than fits before the deadline pays what was streamed; a whole answer never came."""
+
+    async def main():
+        async with (
+            ScriptedWorker(redis_url, manual=True) as worker,
+            serve(settings, request_timeout_s=3 if worker_sees_it else 1) as api,
+            api.client(keyring.key(tpm=1000)) as client,
+        ):
+            await api.knows()
+            for stream in (True, False):
+                asked = asyncio.create_task(client.post(TEXT, json={**PROMPT, "stream": stream}))
+                job = await worker.jobs.get()
+                await worker.emit(job, ids_of("Hello"))
+                if worker_sees_it:
+                    await worker.emit(job, [], FinishReason.EXPIRED, error="deadline_exceeded")
+                answer = await asked
+                assert '"code":"deadline_exceeded"' in answer.text.replace(" ", "")
+                assert answer.status_code == (200 if stream else 504)
+            whole, streamed = sorted(await settled(redis_url, 2), key=lambda record: record.origin.stream)
+            assert (streamed.status, streamed.error_code) == (Status.CANCELLED, "deadline_exceeded")
+            assert (streamed.generated_tokens, streamed.delivered_tokens, streamed.billed_tokens) == (5, 5, 5)
+            assert (whole.status, whole.billed_tokens, whole.delivered_tokens) == (Status.FAILED, 0, 0)
+            window = await client.post(TEXT, json={**PROMPT, "max_tokens": 994, "stream": False})
+            assert window.status_code == 429, "prompt and five streamed tokens stay in the window"
+        assert held(redis_url) == NOTHING
 
     asyncio.run(main())
 
