@@ -20,10 +20,12 @@ from sqlalchemy import Connection, Row, text
 
 from billing.changes import log_change
 from billing.ids import uuid7
+from billing.moments import bounded
 from billing.tenants import Limits
 
 _START: Final = "pw-"
 _PREFIX_LENGTH: Final = 11
+_NAME_LENGTH: Final = 100
 
 
 class UnknownKeyError(Exception):
@@ -97,7 +99,13 @@ def create_key(
     expires_at: datetime | None = None,
     actor: str,
 ) -> NewKey:
-    """A key of ``tenant_id``; None makes the operator's own, for which ``scopes`` must be ADMIN alone."""
+    """A key of ``tenant_id``; None makes the operator's own, for which ``scopes`` must be ADMIN alone.
+
+    Raises ValueError for a name or an end that can't be kept.
+    """
+    if len(name) > _NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"A key's name has at most {_NAME_LENGTH} printable characters.")
+    expires_at = None if expires_at is None else bounded(expires_at)
     key_id, secret, limits = uuid7(), new_secret(), limits or Limits()
     prefix = secret[:_PREFIX_LENGTH]
     connection.execute(

@@ -16,8 +16,10 @@ from sqlalchemy import Connection, text
 
 from billing.changes import log_change
 from billing.closing import revalue
+from billing.moments import bounded
 from billing.rating import BOOK_CURRENCY
 
+_NAME_LENGTH: Final = 200
 ALWAYS: Final = datetime(2025, 1, 1, tzinfo=UTC)  # before every request these books can hold
 
 
@@ -62,6 +64,12 @@ def check_amount(amount: Decimal) -> None:
         )
 
 
+def check_name(name: str) -> None:
+    """Raises RateError: what a price or rate is for has a name that can be shown."""
+    if not name.strip() or len(name) > _NAME_LENGTH or not name.isprintable():
+        raise RateError(f"A name has 1 to {_NAME_LENGTH} printable characters.")
+
+
 def set_price(
     connection: Connection,
     model: str,
@@ -72,11 +80,15 @@ def set_price(
     example: bool = False,
     actor: str,
 ) -> tuple[int, int]:
-    """Append a price. Returns its id, and how many unpriced requests got a price by it. Raises RateError.
+    """Append a price. Returns its id, and how many unpriced requests got a price by it.
+
+    Raises RateError, and ValueError for a time that can't be kept.
 
     Without ``effective_from`` it holds from now on, or, where no price is in force, from always.
     """
     now = datetime.now(UTC)
+    check_name(model)
+    effective_from = effective_from and bounded(effective_from)
     effective_from = effective_from or (now if _in_force(connection, model, tenant_id, now) else ALWAYS)
     if effective_from < now and _in_force(connection, model, tenant_id, now):
         raise RateError("A price cannot reach back over one that is in force. Leave out --from, or give a later time.")

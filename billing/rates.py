@@ -14,7 +14,8 @@ from sqlalchemy import Connection, text
 from billing.changes import log_change
 from billing.closing import revalue
 from billing.lookups import rate_in_force
-from billing.prices import ALWAYS, RateError, check_amount
+from billing.moments import bounded
+from billing.prices import ALWAYS, RateError, check_amount, check_name
 from billing.rating import BOOK_CURRENCY
 from billing.rollup import mark_devices_since
 
@@ -59,6 +60,8 @@ def set_device_rate(
     if (device_kind is None) == (device is None):
         raise RateError("Give a kind of device or one device, not both.")
     check_amount(hourly)
+    check_name(device_kind or device or "")
+    effective_from = effective_from and bounded(effective_from)
     now = datetime.now(UTC)
     in_force = _in_force(connection, device_kind, device, now)
     effective_from = effective_from or (now if in_force else ALWAYS)

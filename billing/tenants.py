@@ -44,7 +44,7 @@ class Tenant:
 def add_tenant(
     connection: Connection, name: str, *, limits: Limits | None = None, weight: float = 1.0, actor: str
 ) -> Tenant:
-    """Raises TenantError if the name is taken or none, ValueError for a weight that is not positive."""
+    """Raises TenantError if the name is taken or none, ValueError for a weight out of range."""
     name = name.strip()
     if not name or len(name) > _NAME_LENGTH or not name.isprintable():
         raise TenantError(f"A tenant's name has 1 to {_NAME_LENGTH} printable characters.")
@@ -81,8 +81,8 @@ def change_tenant(
 
 
 def _checked(weight: float) -> float:
-    if not 0 < weight < float("inf"):
-        raise ValueError("a weight is a positive number")
+    if not 0.001 <= weight <= 1000:
+        raise ValueError("A weight lies between 0.001 and 1000; 1 is everybody's.")
     return weight
 
 

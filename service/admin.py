@@ -44,7 +44,7 @@ class LimitsBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class TenantCreation(LimitsBody, forbid_unknown_fields=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=100)]
-    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
 
 
 class KeyCreation(LimitsBody, forbid_unknown_fields=True, kw_only=True):
@@ -134,7 +134,7 @@ def _in_transaction(front: Front, work: Callable[[Database], _T]) -> _T:
             return work(connection)
     except DatabaseUnavailable:
         raise errors.unavailable("The database does not answer. Please retry later.", "database_unavailable") from None
-    except tenants.TenantError as error:
+    except (tenants.TenantError, ValueError) as error:
         raise errors.invalid(str(error)) from None
     except keys.UnknownKeyError:
         raise _not_found("key") from None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Final
 from uuid import UUID
@@ -40,7 +41,7 @@ def batch() -> None:
 
 @batch.command()
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--key", envvar="PENNYWEIGHT_API_KEY", show_envvar=True, help="API key that pays. Default: the home's.")
+@click.option("--key", help="API key that pays. Default: PENNYWEIGHT_API_KEY, or the home's.")
 @click.option("--tenant", help="Tenant that pays, instead of a key.")
 @_OUTPUT
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is done and write the results.")
@@ -53,6 +54,8 @@ def run(*, file: Path, key: str | None, tenant: str | None, output: Path | None,
 
     The results go to a file beside it, FILE with .output.jsonl for its ending, one a line in the same order.
     """
+    if key and tenant:
+        raise click.UsageError("Give --key or --tenant, not both: one of them pays.")
     settings = Settings.from_environment()
     wanted = _read(file)
     _check_model(settings, wanted.model)
@@ -130,6 +133,8 @@ def _seal(settings: Settings) -> Seal:
 
 
 def _own_key(settings: Settings) -> str | None:
+    if key := os.environ.get("PENNYWEIGHT_API_KEY"):
+        return key
     bootstrap = Home(settings.home).bootstrap()
     return bootstrap.api_key if bootstrap else None
 
@@ -144,9 +149,14 @@ def _payer(connection: Connection, *, key: str | None, tenant: str | None) -> tu
     if not tenant:
         raise click.UsageError("Give --key or --tenant: somebody has to pay.")
     tenant_id = tenant_id_of(connection, tenant)
-    good = [known for known in list_keys(connection, tenant_id=tenant_id) if known.revoked_at is None]
+    now = datetime.now(UTC)
+    good = [
+        known
+        for known in list_keys(connection, tenant_id=tenant_id)
+        if known.revoked_at is None and (known.expires_at is None or known.expires_at > now)
+    ]
     if not good:
-        raise click.ClickException(f"{tenant} has no key. Next: pennyweight key create --tenant {tenant}")
+        raise click.ClickException(f"{tenant} has no key. Next: pennyweight key create --tenant {shlex.quote(tenant)}")
     return tenant_id, good[-1].id
 
 

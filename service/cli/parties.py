@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
@@ -47,7 +48,7 @@ def tenant_add(*, name: str, rpm: int | None, tpm: int | None, concurrency: int 
     with books() as connection:
         made = tenants.add_tenant(connection, name, limits=limits, weight=weight, actor=ACTOR)
     print(f"Tenant {made.name} is {made.id}.")
-    say_next(f"pennyweight key create --tenant {_quoted(made.name)}")
+    say_next(f"pennyweight key create --tenant {shlex.quote(made.name)}")
 
 
 @tenant.command("set")
@@ -173,7 +174,3 @@ def _state(found: keys.ApiKey) -> str:
 
 def _day(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d}"
-
-
-def _quoted(name: str) -> str:
-    return name if name.isidentifier() else f"'{name}'"

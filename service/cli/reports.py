@@ -106,14 +106,17 @@ def _notes(found: economics.Report, lines: Sequence[economics.Line]) -> Iterator
 
 
 @click.command()
-@click.option("--from", "start", type=Moment(), help="Default: a day ago.")
+@click.option("--from", "start", type=Moment(), help="Default: a day before the end.")
 @click.option("--to", "end", type=Moment(), help="Default: now.")
 def audit(*, start: datetime | None, end: datetime | None) -> None:
     """Compare what was written independently. Ends with status 1 if something doesn't close."""
     now, settings = datetime.now(UTC), Settings.from_environment()
+    start, end = start or (end or now) - timedelta(days=1), end or now
+    if end <= start:
+        raise click.UsageError("--to must be after --from.")
     too_old = now - timedelta(seconds=settings.request_timeout_s + settings.settle_grace_s + _SWEEP_S)
     with books() as connection:
-        found = auditing.audit(connection, start or now - timedelta(days=1), end or now, too_old=too_old)
+        found = auditing.audit(connection, start, end, too_old=too_old)
     table(
         ("", "IDENTITY", "OF", "RESIDUAL", "COMPARED"),
         [("ok" if f.closes else "OPEN", f.identity, f.subject, f.residual, f.compared) for f in found],

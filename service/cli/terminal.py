@@ -16,11 +16,13 @@ from sqlalchemy import Connection
 
 from billing.database import open_database, transaction
 from billing.keys import UnknownKeyError
+from billing.moments import bounded
 from billing.prices import RateError
 from billing.tenants import TenantError
 from service.settings import Settings
 
 ACTOR: Final = "cli"  # in the log of changes
+_LARGEST: Final = Decimal(10) ** 15  # per million tokens; the books bound the amount per token
 _SHOWN: Final = Context(prec=4)
 
 
@@ -45,8 +47,8 @@ class Amount(click.ParamType[Decimal]):
             amount = Decimal(str(value))
         except InvalidOperation:
             self.fail(f"{value!r} is no amount; write it like 0.15", param, ctx)
-        if not amount.is_finite() or amount < 0:
-            self.fail(f"{value!r} must be 0 or more", param, ctx)
+        if not amount.is_finite() or not 0 <= amount < _LARGEST:
+            self.fail(f"{value!r} must be 0 or more, and below a million billions", param, ctx)
         return amount
 
 
@@ -62,7 +64,10 @@ class Moment(click.ParamType[datetime]):
             moment = datetime.fromisoformat(str(value))
         except ValueError:
             self.fail(f"{value!r} is no time; write it like 2026-11-30 or 2026-11-30T12:00", param, ctx)
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        try:
+            return bounded(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -32,7 +32,7 @@ def test_a_request_without_a_settlement_fails_after_deadline_and_grace_at_price_
     with transaction(rated) as books:
         record(books, attempts=reports)
     assert swept(rated, DEADLINE + timedelta(seconds=20)) == Swept(requests=0, attempts=0)
-    assert swept(rated, DEADLINE + timedelta(minutes=2)) == Swept(requests=1, attempts=0)
+    assert swept(rated, DEADLINE + timedelta(hours=1)) == Swept(requests=1, attempts=0)
     with transaction(rated) as books:
         found = row(books, request_id)
     assert (found["status"], found["price"], found["cost"], found["error_code"]) == ("failed", 0, 0, "owner_lost")
@@ -47,7 +47,7 @@ def test_grace_counts_from_when_the_report_was_written_so_a_backlog_is_not_old(r
     with transaction(rated) as books:
         record(books, attempts=[attempt(uuid7(), origin=origin(created_at=long_ago))])
     assert swept(rated, timedelta(seconds=5)) == Swept(requests=0, attempts=0)
-    assert swept(rated, timedelta(minutes=2)) == Swept(requests=1, attempts=0)
+    assert swept(rated, timedelta(hours=1)) == Swept(requests=1, attempts=0)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_attempt_without_a_report_is_booked_as_lost(rated, winner, device, wa
     with transaction(rated) as books:
         record(books, settlements=[done], attempts=[attempt(done.request_id, 2)] if winner == 2 else [])
     assert swept(rated, timedelta(seconds=10)) == Swept(requests=0, attempts=0)
-    assert swept(rated, timedelta(minutes=2)) == Swept(requests=0, attempts=1)
+    assert swept(rated, timedelta(hours=1)) == Swept(requests=0, attempts=1)
     with transaction(rated) as books:
         found = row(books, done.request_id)
         (lost,) = rows(books, "SELECT * FROM attempts WHERE outcome = 'lost'")

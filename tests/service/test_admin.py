@@ -68,10 +68,21 @@ def test_who_is_not_the_operator_gets_nothing_and_a_mistake_changes_nothing(sett
                 {"name": "x", "rpm": 2**31},
                 {"name": "x", "rpm": "many"},
                 {"name": "x", "weight": 0},
+                {"name": "x", "weight": 1e-320},
                 {"name": "x", "colour": "red"},
                 {"name": "nul\0"},
                 {"name": "acme"},  # there is one
             ]
+            (acme,) = (await operator.get("/admin/tenants")).json()["data"]
+            odd = [
+                {"name": "nul\0"},
+                {"name": "x", "expires_at": "9999-12-31T23:59:59-14:00"},
+                {"name": "x", "expires_at": "0001-01-01T00:00:00+14:00"},
+                {"name": "x", "expires_at": "tomorrow"},
+            ]
+            answers = [await operator.post(f"/admin/tenants/{acme['id']}/keys", json=body) for body in odd]
+            assert [answer.status_code for answer in answers] == [400] * len(odd)
+            assert len((await operator.get(f"/admin/tenants/{acme['id']}/keys")).json()["data"]) == 1
             answers = [await operator.post("/admin/tenants", json=body) for body in wrong]
             assert [answer.status_code for answer in answers] == [400] * len(wrong)
             assert all(answer.json()["error"]["type"] == "invalid_request_error" for answer in answers)

@@ -149,7 +149,7 @@ def test_a_tenants_limits_are_changed_one_by_one_and_lifted(run, database):
     assert (who.tenant_limits, who.weight) == (Limits(rpm=20), 3)
     assert "--rpm" in run("tenant", "set", "acme", fails=True).output
     assert "pennyweight tenant list" in run("tenant", "set", "nobody", "--rpm", "1", fails=True).output
-    assert "positive" in run("tenant", "set", "acme", "--weight", "-1", fails=True).output
+    assert "0.001" in run("tenant", "set", "acme", "--weight", "-1", fails=True).output
 
 
 def test_setting_a_price_or_rate_says_what_it_is_and_doubts_a_name_nobody_used(run, database):
@@ -198,6 +198,18 @@ def test_the_audit_prints_what_is_unaccounted_and_fails_on_a_breach(run, databas
         (("price", "set", "smol", "--input", "1e-20", "--output", "1"), "18 decimals"),
         (("price", "set", "smol", "--input", "1"), "--output"),
         (("device-rate", "set", "cpu", "--hourly", "NaN"), "0 or more"),
+        (("price", "set", "smol", "--input", "1e999999999", "--output", "1"), "0 or more"),
+        (("price", "set", "", "--input", "1", "--output", "1"), "printable"),
+        (("price", "set", "smol", "--input", "1", "--output", "1", "--from", "0001-01-01T00:00+10:00"), "2000"),
+        (("device-rate", "set", "", "--hourly", "1"), "printable"),
+        (("device-rate", "set", "cpu", "--hourly", "1", "--from", "9999-12-31T23:59-12:00"), "9000"),
+        (("key", "create", "--admin", "--expires", "9999-12-31T23:59:59-14:00"), "9000"),
+        (("key", "create", "--admin", "--name", "a\nb"), "printable"),
+        (("tenant", "add", "x", "--weight", "1e-320"), "0.001"),
+        (("report", "--from", "0001-01-01T00:00+14:00"), "2000"),
+        (("report", "--to", "9999-12-31T23:59-12:00"), "9000"),
+        (("audit", "--from", "2026-02-01", "--to", "2026-01-01"), "--to must be after --from"),
+        (("batch", "run", __file__, "--key", "pw-x", "--tenant", "acme"), "not both"),
         (("report", "--from", "yesterday", "--to", "2026-01-01"), "2026-11-30"),
         (("report", "--from", "2026-01-02", "--to", "2026-01-01"), "--to must be after --from"),
         (("report", "--tenant", "nobody", "--from", "2026-01-01", "--to", "2026-01-02"), "pennyweight tenant list"),
