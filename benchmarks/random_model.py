@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from engine.models import LoadedModel
-from engine.models.config import ModelConfig, Rope, RopeKind
+from engine.models.config import LayerShape, ModelConfig, Rope, RopeKind
 from engine.models.decoder import build
 from engine.models.weights import Reader
 
@@ -17,12 +17,11 @@ LLAMA_8B: Final = ModelConfig(
     vocab_size=128_256,
     hidden_size=4096,
     intermediate_size=14_336,
-    num_layers=32,
     num_heads=32,
     num_kv_heads=8,
     head_dim=128,
     norm_eps=1e-5,
-    rope=Rope(theta=500_000.0, kind=RopeKind.LLAMA3, factor=8.0),
+    layers=(LayerShape(rope=Rope(theta=500_000.0, kind=RopeKind.LLAMA3, factor=8.0)),) * 32,
     context_length=131_072,
     tied_head=False,
 )
@@ -30,12 +29,11 @@ TINY: Final = ModelConfig(
     vocab_size=512,
     hidden_size=128,
     intermediate_size=256,
-    num_layers=4,
     num_heads=8,
     num_kv_heads=2,
     head_dim=32,
     norm_eps=1e-5,
-    rope=Rope(theta=10_000.0),
+    layers=(LayerShape(rope=Rope(theta=10_000.0)),) * 4,
     context_length=2048,
     tied_head=True,
 )

@@ -10,7 +10,7 @@ from typing import Final, Self
 import numpy as np
 import torch
 
-from engine.kernels.attention import AttentionKernel, Span
+from engine.kernels.attention import AttentionKernel, Scoring, Span
 from engine.kernels.device import resolve, use_threads
 from engine.kernels.memory import Ints, KvMemory
 from engine.kernels.padded import PaddedAttention
@@ -98,7 +98,7 @@ class TorchRunner:
         self._memory = KvMemory(
             model.config.kept, num_blocks=blocks, block_size=block_size, dtype=decoder.dtype, device=decoder.device
         )
-        self._attention = choose_attention(self._memory, num_heads=model.config.num_heads)
+        self._attention = choose_attention(self._memory, num_heads=model.config.num_heads, scoring=model.config.scoring)
         self._limits = _limits(model, self._memory)
 
     @property
@@ -130,10 +130,10 @@ class TorchRunner:
         return ids
 
 
-def choose_attention(memory: KvMemory, *, num_heads: int) -> AttentionKernel:
+def choose_attention(memory: KvMemory, *, num_heads: int, scoring: Scoring) -> AttentionKernel:
     if memory.keys[0].device.type == "cpu" and memory.keys[0].dtype == torch.float32:
-        return SparseAttention(memory, num_heads=num_heads)
-    return PaddedAttention(memory, num_heads=num_heads)
+        return SparseAttention(memory, num_heads=num_heads, scoring=scoring)
+    return PaddedAttention(memory, num_heads=num_heads, scoring=scoring)
 
 
 def _draw(chunk: Chunk) -> Draw:

@@ -4,6 +4,7 @@ device — which device, number format and threads
 memory — keys and values of all layers, in blocks
 attention — the border: spans of rows in, attention per layer
 spans — one step: store the new rows, single rows at once, longer spans one by one
+dense — attention over keys and values side by side, its masks
 chunk — dense attention for a span of several rows
 padded — single rows on any device, padded to the longest context
 sparse — single rows on the CPU, without gathering or padding

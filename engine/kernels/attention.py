@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
-from engine.kernels.memory import Ints
+from engine.kernels.memory import Ints, KvMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,23 @@ class Span:
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    def seen_from(self, window: int | None) -> int:
+        """The first position that any of the rows attends to."""
+        return 0 if window is None else max(0, self.start + 1 - window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How a query scores a key: scale · q · k, bent by a soft cap, within the window of the layer."""
+
+    scale: float
+    softcap: float | None = None  # c: the score s becomes c · tanh(s / c)
+    windows: Sequence[int | None] = ()  # by layer: a row sees so many positions, its own included; None: all before it
+
+    @classmethod
+    def plain(cls, memory: KvMemory) -> Self:
+        return cls(scale=memory.head_dim**-0.5, windows=(None,) * len(memory.rows))
 
 
 class StepAttention(Protocol):

@@ -7,54 +7,60 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from engine.kernels.attention import Span
-from engine.kernels.chunk import ChunkAttention
+from engine.kernels.attention import Scoring, Span
+from engine.kernels.dense import attend
 from engine.kernels.memory import KvMemory
 from engine.kernels.spans import SpannedAttention
 
 
 class PaddedAttention:
-    def __init__(self, memory: KvMemory, *, num_heads: int) -> None:
+    def __init__(self, memory: KvMemory, *, num_heads: int, scoring: Scoring | None = None) -> None:
         self._memory = memory
         self._num_heads = num_heads
+        self._scoring = scoring or Scoring.plain(memory)
 
     def prepare(self, spans: Sequence[Span]) -> SpannedAttention:
-        singles = [span for span in spans if span.count == 1]
         return SpannedAttention(
-            self._memory,
-            spans,
-            singles=PaddedSingles(self._memory, singles, num_heads=self._num_heads) if singles else None,
-            chunks=[ChunkAttention(self._memory, span, num_heads=self._num_heads) for span in spans[len(singles) :]],
+            self._memory, spans, num_heads=self._num_heads, scoring=self._scoring, singles=PaddedSingles
         )
 
 
 class PaddedSingles:
     """One row of each of several sequences."""
 
-    def __init__(self, memory: KvMemory, spans: Sequence[Span], *, num_heads: int) -> None:
+    def __init__(
+        self,
+        memory: KvMemory,
+        spans: Sequence[Span],
+        *,
+        num_heads: int,
+        scoring: Scoring,
+        window: int | None = None,
+    ) -> None:
         self._memory = memory
         self._num_heads = num_heads
-        self._grouped = num_heads != memory.heads
-        ends = np.array([span.end for span in spans])
-        positions = np.arange(ends.max())
-        live = positions < ends[:, None]
-        # Padding reads the sequence's own first position, so that no other's values can come near its sum.
-        padded = np.where(live, positions, 0)
+        self._scoring = scoring
+        starts = np.array([span.seen_from(window) for span in spans])[:, None]
+        ends = np.array([span.end for span in spans])[:, None]
+        positions = starts + np.arange((ends - starts).max())
+        live = positions < ends
+        # Padding reads a position of the sequence's own, so that no other's values can come near its sum.
+        padded = np.where(live, positions, starts)
         first = np.stack([memory.rows_of(span.blocks, row) for span, row in zip(spans, padded, strict=True)])
         every = first[:, None] + (np.arange(memory.heads) * memory.block_size)[None, :, None]
-        device = memory.keys[0].device
-        self._rows = torch.from_numpy(every).to(device)  # [n, kv heads, longest]
-        self._mask = torch.from_numpy(live[:, None, None]).to(device)
+        keys = memory.keys[0]
+        self._rows = torch.from_numpy(every).to(keys.device)  # [n, kv heads, longest]
+        hidden = np.where(live, 0.0, -np.inf)[:, None, None]
+        self._mask = torch.from_numpy(hidden).to(device=keys.device, dtype=keys.dtype)
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         """qkv: the single rows. Returns [n, heads · head size]."""
-        out = functional.scaled_dot_product_attention(
+        out = attend(
             qkv[:, : self._num_heads].unsqueeze(2),
             self._memory.keys[layer][self._rows],
             self._memory.values[layer][self._rows],
-            attn_mask=self._mask,
-            enable_gqa=self._grouped,
+            mask=self._mask,
+            scoring=self._scoring,
         )
         return out.flatten(1)

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import Span
-from engine.kernels.chunk import ChunkAttention
+from engine.kernels.attention import Scoring, Span
 from engine.kernels.memory import Ints, KvMemory
 from engine.kernels.spans import SpannedAttention
 
@@ -27,30 +26,36 @@ with warnings.catch_warnings():
 
 
 class SparseAttention:
-    def __init__(self, memory: KvMemory, *, num_heads: int) -> None:
+    def __init__(self, memory: KvMemory, *, num_heads: int, scoring: Scoring | None = None) -> None:
         self._memory = memory
         self._num_heads = num_heads
+        self._scoring = scoring or Scoring.plain(memory)
 
     def prepare(self, spans: Sequence[Span]) -> SpannedAttention:
-        singles = [span for span in spans if span.count == 1]
         return SpannedAttention(
-            self._memory,
-            spans,
-            singles=SparseSingles(self._memory, singles, num_heads=self._num_heads) if singles else None,
-            chunks=[ChunkAttention(self._memory, span, num_heads=self._num_heads) for span in spans[len(singles) :]],
+            self._memory, spans, num_heads=self._num_heads, scoring=self._scoring, singles=SparseSingles
         )
 
 
 class SparseSingles:
     """One row of each of several sequences. Every sequence's result depends on its own numbers only."""
 
-    def __init__(self, memory: KvMemory, spans: Sequence[Span], *, num_heads: int) -> None:
+    def __init__(
+        self,
+        memory: KvMemory,
+        spans: Sequence[Span],
+        *,
+        num_heads: int,
+        scoring: Scoring,
+        window: int | None = None,
+    ) -> None:
         self._memory = memory
         self._num_heads = num_heads
-        self._scale = memory.head_dim**-0.5
-        ends = np.array([span.end for span in spans])
-        columns = np.concatenate([_columns(memory, span, num_heads=num_heads) for span in spans])
-        bounds = np.concatenate([[0], np.cumsum(np.repeat(ends, num_heads))])
+        self._softcap = scoring.softcap
+        self._scale = scoring.scale / (scoring.softcap or 1.0)
+        lengths = np.array([span.end - span.seen_from(window) for span in spans])
+        columns = np.concatenate([_columns(memory, span, num_heads=num_heads, window=window) for span in spans])
+        bounds = np.concatenate([[0], np.cumsum(np.repeat(lengths, num_heads))])
         index = np.int32 if memory.num_rows < 2**31 else np.int64
         self._columns = torch.from_numpy(columns.astype(index))
         self._bounds = torch.from_numpy(bounds.astype(index))
@@ -62,7 +67,7 @@ class SparseSingles:
             size=(len(spans) * num_heads, memory.num_rows),
             check_invariants=False,
         )
-        self._equally_long = list(_equally_long(self._scores, ends, num_heads=num_heads))
+        self._equally_long = list(_equally_long(self._scores, lengths, num_heads=num_heads))
 
     def __call__(self, layer: int, qkv: Tensor) -> Tensor:
         """qkv: the single rows. Returns [n, heads · head size]."""
@@ -70,6 +75,8 @@ class SparseSingles:
         torch.sparse.sampled_addmm(
             self._pattern, queries, self._memory.keys[layer].t(), beta=0.0, alpha=self._scale, out=self._pattern
         )
+        if self._softcap is not None:
+            self._scores.tanh_().mul_(self._softcap)
         for scores in self._equally_long:
             torch.softmax(scores, -1, out=scores)
         out = torch.embedding_bag(
@@ -83,17 +90,17 @@ class SparseSingles:
         return out.view(len(qkv), -1)
 
 
-def _columns(memory: KvMemory, span: Span, *, num_heads: int) -> Ints:
-    """Rows that each head of a sequence attends to, head after head: [heads · end]."""
-    first = memory.rows_of(span.blocks, np.arange(span.end))
-    heads = memory.heads_from(first).T  # [kv heads, end]
+def _columns(memory: KvMemory, span: Span, *, num_heads: int, window: int | None) -> Ints:
+    """Rows that each head of a sequence attends to, head after head: [heads · length]."""
+    first = memory.rows_of(span.blocks, np.arange(span.seen_from(window), span.end))
+    heads = memory.heads_from(first).T  # [kv heads, length]
     return np.repeat(heads, num_heads // memory.heads, axis=0).reshape(-1)
 
 
-def _equally_long(scores: Tensor, ends: Ints, *, num_heads: int) -> Iterator[Tensor]:
-    """Views [rows, length] of neighbours with contexts of one length: softmax does each at once."""
+def _equally_long(scores: Tensor, lengths: Ints, *, num_heads: int) -> Iterator[Tensor]:
+    """Views [rows, length] of neighbours that attend to equally many positions: softmax does each at once."""
     at = 0
-    for end, group in itertools.groupby(ends.tolist()):
+    for length, group in itertools.groupby(lengths.tolist()):
         rows = num_heads * sum(1 for _ in group)
-        yield scores[at : at + rows * end].view(rows, end)
-        at += rows * end
+        yield scores[at : at + rows * length].view(rows, length)
+        at += rows * length

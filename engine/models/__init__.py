@@ -2,7 +2,9 @@
 
 errors — ModelError: what is wrong with a model, in a sentence
 fields — typed look-ups in metadata
-config — the shape of a decoder, from config.json or GGUF metadata
+config — the shape of a decoder: what each layer has
+config_json — that shape from Hugging Face's config.json
+config_gguf — that shape from GGUF metadata
 ggml — GGML's number formats back to float32
 gguf — reader of GGUF files
 weights — tensors by name from GGUF or safetensors, each taken once

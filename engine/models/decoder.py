@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,18 +13,30 @@ from torch.nn import functional
 
 from engine.kernels.attention import StepAttention
 from engine.kernels.linear import Linear, make_linear
-from engine.models.config import ModelConfig
+from engine.models.config import Activation, LayerShape, ModelConfig
 from engine.models.weights import ROPE_FACTORS, Reader
+
+_ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
+    Activation.SILU: functional.silu,
+    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
+    """None: the model's layers have no such thing, or this one hasn't."""
+
     attention_norm: Tensor
     qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    rope: int | None  # number of its frequencies
     out: Linear
+    attention_out_norm: Tensor | None
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    mlp_out_norm: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +48,7 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
-    frequencies: Tensor  # float32 [head size / 2]
+    frequencies: tuple[Tensor, ...]  # of each different rope: float32 [head size / 2]
 
     @property
     def device(self) -> torch.device:
@@ -45,27 +60,47 @@ class Decoder:
 
     def forward(self, ids: Tensor, positions: Tensor, attend: StepAttention, drawing: Tensor) -> Tensor:
         """ids, positions: int64 [rows]; drawing: int64, numbers of rows. Returns logits [len(drawing), vocabulary]."""
-        rows = functional.embedding(ids, self.embedding)
+        rows = self._embedded(ids)
         turns = self._turns(positions)
         for number, layer in enumerate(self.layers):
             rows = self._layer(layer, number, rows, turns, attend)
-        return self.head(self._normed(rows.index_select(0, drawing), self.norm))
+        logits = self.head(self._normed(rows.index_select(0, drawing), self.norm))
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _layer(self, layer: Layer, number: int, rows: Tensor, turns: Tensor, attend: StepAttention) -> Tensor:
+    def _embedded(self, ids: Tensor) -> Tensor:
+        rows = functional.embedding(ids, self.embedding)
+        scale = self.config.embedding_scale
+        if scale == 1.0:
+            return rows
+        return rows.mul_(torch.tensor(scale, dtype=rows.dtype).item())  # rounded as `transformers` rounds it
+
+    def _layer(self, layer: Layer, number: int, rows: Tensor, turns: Sequence[Tensor], attend: StepAttention) -> Tensor:
         config = self.config
         qkv = layer.qkv(self._normed(rows, layer.attention_norm)).view(len(rows), -1, config.head_dim)
-        rotate(qkv[:, : config.num_heads + config.num_kv_heads], turns)
-        rows = layer.out.add_to(rows, attend(number, qkv))
+        turned = qkv[:, : config.num_heads + config.num_kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys = turned.tensor_split((config.num_heads,), 1)
+            queries.copy_(self._normed(queries, layer.query_norm))
+            keys.copy_(self._normed(keys, layer.key_norm))
+        if layer.rope is not None:
+            rotate(turned, turns[layer.rope])
+        rows = self._added(rows, layer.out, attend(number, qkv), layer.attention_out_norm)
         gate, up = layer.gate_up(self._normed(rows, layer.mlp_norm)).chunk(2, -1)
-        return layer.down.add_to(rows, functional.silu(gate).mul_(up))
+        return self._added(rows, layer.down, _ACTIVATIONS[config.activation](gate).mul_(up), layer.mlp_out_norm)
+
+    def _added(self, rows: Tensor, linear: Linear, inputs: Tensor, norm: Tensor | None) -> Tensor:
+        return linear.add_to(rows, inputs) if norm is None else rows + self._normed(linear(inputs), norm)
 
     def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(rows, weight.shape, weight, self.config.norm_eps)
+        """A weight of float32 beside rows of another type asks for the whole in float32."""
+        exact = functional.rms_norm(rows.to(weight.dtype), weight.shape, weight, self.config.norm_eps)
+        return exact.to(rows.dtype)
 
-    def _turns(self, positions: Tensor) -> Tensor:
-        """exp(i · position · frequency), complex64 [rows, 1, head size / 2]."""
-        angles = positions.unsqueeze(1).float() * self.frequencies
-        return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    def _turns(self, positions: Tensor) -> list[Tensor]:
+        """exp(i · position · frequency) of each rope, complex64 [rows, 1, head size / 2]."""
+        angles = [positions.unsqueeze(1).float() * frequencies for frequencies in self.frequencies]
+        return [torch.polar(torch.ones_like(angle), angle).unsqueeze(1) for angle in angles]
 
 
 def rotate(heads: Tensor, turns: Tensor) -> None:
@@ -88,8 +123,10 @@ def build(config: ModelConfig, reader: Reader) -> Decoder:
     decoder = Decoder(
         config=config,
         embedding=embedding,
-        layers=tuple(_layer(config, reader, f"model.layers.{number}") for number in range(config.num_layers)),
-        norm=reader.take("model.norm.weight", (config.hidden_size,)),
+        layers=tuple(
+            _layer(config, shape, reader, f"model.layers.{number}") for number, shape in enumerate(config.layers)
+        ),
+        norm=_norm(config, reader, "model.norm", config.hidden_size),
         head=make_linear(head),
         frequencies=_frequencies(config, reader),
     )
@@ -97,13 +134,19 @@ def build(config: ModelConfig, reader: Reader) -> Decoder:
     return decoder
 
 
-def _layer(config: ModelConfig, reader: Reader, name: str) -> Layer:
+def _layer(config: ModelConfig, shape: LayerShape, reader: Reader, name: str) -> Layer:
     hidden, width = config.hidden_size, config.num_heads * config.head_dim
+    sandwich = config.sandwich_norms
+    before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
     return Layer(
-        attention_norm=reader.take(f"{name}.input_layernorm.weight", (hidden,)),
+        attention_norm=_norm(config, reader, f"{name}.input_layernorm", hidden),
         qkv=_qkv(config, reader, f"{name}.self_attn"),
-        out=_linear(reader, f"{name}.self_attn", {"o_proj": hidden}, inputs=width, bias=config.attention_bias),
-        mlp_norm=reader.take(f"{name}.post_attention_layernorm.weight", (hidden,)),
+        query_norm=_head_norm(config, reader, f"{name}.self_attn.q_norm") if config.head_norms else None,
+        key_norm=_head_norm(config, reader, f"{name}.self_attn.k_norm") if config.head_norms else None,
+        rope=None if shape.rope is None else config.ropes.index(shape.rope),
+        out=_linear(reader, f"{name}.self_attn", {"o_proj": hidden}, inputs=width, bias=config.out_bias),
+        attention_out_norm=_norm(config, reader, f"{name}.post_attention_layernorm", hidden) if sandwich else None,
+        mlp_norm=_norm(config, reader, f"{name}.{before_mlp}", hidden),
         gate_up=_linear(
             reader,
             f"{name}.mlp",
@@ -114,7 +157,22 @@ def _layer(config: ModelConfig, reader: Reader, name: str) -> Layer:
         down=_linear(
             reader, f"{name}.mlp", {"down_proj": hidden}, inputs=config.intermediate_size, bias=config.mlp_bias
         ),
+        mlp_out_norm=_norm(config, reader, f"{name}.post_feedforward_layernorm", hidden) if sandwich else None,
     )
+
+
+def _norm(config: ModelConfig, reader: Reader, name: str, size: int) -> Tensor:
+    if not config.norm_offset:
+        return reader.take(f"{name}.weight", (size,))
+    return reader.take(f"{name}.weight", (size,), dtype=torch.float32) + config.norm_offset
+
+
+def _head_norm(config: ModelConfig, reader: Reader, name: str) -> Tensor:
+    weight = _norm(config, reader, name, config.head_dim)
+    if not reader.paired_heads:
+        weight = weight.clone()
+        pair_dimensions(weight, head_dim=config.head_dim)
+    return weight
 
 
 def _linear(reader: Reader, name: str, outputs: dict[str, int], *, inputs: int, bias: bool) -> Linear:
@@ -129,7 +187,7 @@ def _qkv(config: ModelConfig, reader: Reader, name: str) -> Linear:
     parts = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
     weight = reader.take_rows({f"{name}.{part}.weight": (size, config.hidden_size) for part, size in parts.items()})
     bias = None
-    if config.attention_bias:
+    if config.qkv_bias:
         bias = reader.take_rows({f"{name}.{part}.bias": (size,) for part, size in parts.items()})
     if not reader.paired_heads:
         turned = width + kv_width
@@ -145,8 +203,8 @@ def pair_dimensions(rows: Tensor, *, head_dim: int) -> None:
     rows.copy_(halves.transpose(1, 2).reshape(rows.shape))
 
 
-def _frequencies(config: ModelConfig, reader: Reader) -> Tensor:
-    frequencies = config.rope.frequencies(config.head_dim)
+def _frequencies(config: ModelConfig, reader: Reader) -> tuple[Tensor, ...]:
+    factors = torch.ones(1)
     if reader.has(ROPE_FACTORS):
-        frequencies = frequencies / reader.take(ROPE_FACTORS, (config.head_dim // 2,), dtype=torch.float32).cpu()
-    return frequencies.to(reader.device)
+        factors = reader.take(ROPE_FACTORS, (config.head_dim // 2,), dtype=torch.float32).cpu()
+    return tuple((rope.frequencies(config.head_dim) / factors).to(reader.device) for rope in config.ropes)

@@ -25,12 +25,12 @@ class Fields:
     def raw(self, key: str) -> object:
         return self._values.get(key)
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "a whole number", value)
-        if not least <= value <= _LARGEST:
-            raise ModelError(f"{self._where}: {key} is {_short(value)}, outside {least}..{_LARGEST}")
+        if not least <= value <= most:
+            raise ModelError(f"{self._where}: {key} is {_short(value)}, outside {least}..{most}")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
@@ -67,6 +67,22 @@ class Fields:
         if len(numbers) != len(items):
             raise self._wrong(key, "a list of whole numbers", value)
         return numbers
+
+    def flags(self, key: str) -> Sequence[bool]:
+        """A list of yes and no, also written as 1 and 0."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, int) and item in (0, 1) for item in value):
+            raise self._wrong(key, "a list of true and false", value)
+        return [bool(item) for item in value]
+
+    def over(self, defaults: Mapping[str, object]) -> Fields:
+        """The same, with ``defaults`` for keys that are not there; one that is there and null stays null."""
+        return Fields({**defaults, **self._values}, where=self._where)
+
+    def under(self, prefix: str) -> Fields:
+        """The keys that begin with ``prefix``, without it."""
+        values = {key.removeprefix(prefix): value for key, value in self._values.items() if key.startswith(prefix)}
+        return Fields(values, where=f"{self._where} {prefix}*")
 
     def within(self, key: str) -> Fields:
         """The mapping under ``key``; an empty one where there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from typing import Final
 
 import torch
 
-from engine.models import config as configuration
 from engine.models import tokenizer
 from engine.models.config import ModelConfig
+from engine.models.config_gguf import from_metadata, layout_of
+from engine.models.config_json import from_json
 from engine.models.decoder import Decoder, build
 from engine.models.errors import ModelError
 from engine.models.fields import Fields
@@ -68,21 +68,15 @@ def _load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype) -> Loade
         fields = Fields(gguf.metadata, where="metadata")
         shape = _gguf_config(gguf, fields)
         files = tokenizer.from_gguf(fields)
-        decoder = _decoder(shape, GgufWeights(gguf), device=device, dtype=dtype)
+        decoder = _decoder(shape, GgufWeights(gguf, layout_of(fields, shape)), device=device, dtype=dtype)
     return _loaded(path.stem, shape, decoder, files, revision=digest(small={}, weights=[path]))
 
 
 def _gguf_config(gguf: GgufFile, fields: Fields) -> ModelConfig:
-    """What GGUF does not say in metadata shows in its tensors."""
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError("tensor token_embd.weight is missing or is no matrix")
-    config = configuration.from_gguf(
-        fields, vocab_size=embedding.shape[0], tied_head="output.weight" not in gguf.tensors
-    )
-    return dataclasses.replace(
-        config, attention_bias="blk.0.attn_q.bias" in gguf.tensors, mlp_bias="blk.0.ffn_gate.bias" in gguf.tensors
-    )
+    return from_metadata(fields, vocab_size=embedding.shape[0], tensors=gguf.tensors.keys())
 
 
 def _load_folder(folder: Path, *, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
@@ -92,7 +86,7 @@ def _load_folder(folder: Path, *, name: str, device: torch.device, dtype: torch.
         if file.suffix in (".json", ".jinja") and file.is_file()
     }
     config = _json(small, "config.json", needed=True)
-    shape = configuration.from_hf(config)
+    shape = from_json(config)
     files = tokenizer.from_folder(
         _needed(small, "tokenizer.json"),
         settings=_json(small, "tokenizer_config.json"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,11 +23,15 @@ _GGUF_NAMES: Final = {
     "output_norm": "model.norm",
     "output": "lm_head",
     "attn_norm": "input_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -61,14 +66,23 @@ class Weights(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufLayout:
+    """In what a GGUF file of an architecture differs from Hugging Face's weights, other than in names."""
+
+    paired_heads: bool
+    sandwich_norms: bool  # then the norm before the MLP is not the one after attention
+    norm_offset: float  # the file has already added it to its norms
+
+
 class GgufWeights:
-    """Tensors of a GGUF file. Its llama layout stores the rows of q and k in pairs."""
+    """Tensors of a GGUF file, under Hugging Face's names and with its values."""
 
-    paired_heads = True
-
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, layout: GgufLayout) -> None:
+        self.paired_heads = layout.paired_heads
         self._file = file
-        self._theirs = {_hugging_face_name(name): name for name in file.tensors}
+        self._norm_offset = layout.norm_offset
+        self._theirs = {_hugging_face_name(name, layout): name for name in file.tensors}
 
     @property
     def names(self) -> Collection[str]:
@@ -78,15 +92,17 @@ class GgufWeights:
         return self._file.tensors[self._theirs[name]].shape
 
     def read(self, name: str) -> Tensor:
-        return self._file.tensor(self._theirs[name])
+        tensor = self._file.tensor(self._theirs[name])
+        return tensor - self._norm_offset if self._norm_offset and name.endswith("norm.weight") else tensor
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, layout: GgufLayout) -> str:
     """A name without counterpart stays what it is, and is complained about when nothing uses it."""
     if name == "rope_freqs.weight":
         return ROPE_FACTORS
     if (layer := _GGUF_LAYER.fullmatch(name)) and layer[2] in _GGUF_NAMES:
-        return f"model.layers.{int(layer[1])}.{_GGUF_NAMES[layer[2]]}.{layer[3]}"
+        theirs = "pre_feedforward_layernorm" if layout.sandwich_norms and layer[2] == "ffn_norm" else None
+        return f"model.layers.{int(layer[1])}.{theirs or _GGUF_NAMES[layer[2]]}.{layer[3]}"
     if (other := _GGUF_OTHER.fullmatch(name)) and other[1] in _GGUF_NAMES:
         return f"{_GGUF_NAMES[other[1]]}.{other[2]}"
     return name

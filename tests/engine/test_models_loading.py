@@ -96,10 +96,10 @@ def test_older_configurations_spell_rope_another_way(folder):
         "original_max_position_embeddings": 64,
     }
     path.write_text(json.dumps(config | {"rope_theta": 500.0, "rope_scaling": scaling}))
-    rope = load(str(folder), device="cpu").config.rope
+    rope = load(str(folder), device="cpu").config.layers[0].rope
     assert (rope.kind, rope.theta, rope.factor, rope.original_context) == (RopeKind.LLAMA3, 500.0, 8.0, 64)
     path.write_text(json.dumps(config | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
-    rope = load(str(folder), device="cpu").config.rope
+    rope = load(str(folder), device="cpu").config.layers[0].rope
     assert (rope.kind, rope.theta, rope.factor) == (RopeKind.LINEAR, 10_000.0, 2.0)
 
 

@@ -95,8 +95,49 @@ def tokenizer_json() -> str:
     return built.to_str()
 
 
-def llama(**changes: object) -> transformers.LlamaForCausalLM:
-    """A Llama with random weights, large enough that logits lie apart. Norms and biases are random too."""
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+WINDOW = 12
+FAMILIES = {
+    "llama": {"rope_parameters": _LLAMA3},
+    "mistral": {"sliding_window": WINDOW, "head_dim": 16},
+    "smollm3": {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 2000.0}},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 6.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+}
+ORIGINAL_CONTEXT = {"llama": 16, "gemma3_text": 128 // 8}  # where rope is stretched
+
+
+def llama(**changes: object) -> transformers.PreTrainedModel:
+    return of_family("llama", **changes)
+
+
+def of_family(family: str, **changes: object) -> transformers.PreTrainedModel:
+    """A model with random weights, large enough that logits lie apart. Norms and biases are random too."""
     torch.manual_seed(3)
     settings = {
         "vocab_size": len(vocabulary()),
@@ -106,18 +147,24 @@ def llama(**changes: object) -> transformers.LlamaForCausalLM:
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "max_position_embeddings": 128,
+        "rms_norm_eps": 2.0**-20,  # the same number in float32, as GGUF has it
         "initializer_range": 0.25,
         "bos_token_id": 1,
         "eos_token_id": 0,
+        "pad_token_id": None,
     }
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings | changes)).eval()
+    config = transformers.AutoConfig.for_model(family, **settings | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    centre = 0.0 if family.startswith("gemma") else 1.0  # Gemma's norms multiply by 1 + weight
     for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
+        if "norm" in name:
+            parameter.data.uniform_(centre - 0.5, centre + 0.5)
+        elif name.endswith("bias"):
             parameter.data.uniform_(0.5, 1.5)
     return model
 
 
-def write_folder(folder: Path, model: transformers.LlamaForCausalLM | None = None) -> Path:
+def write_folder(folder: Path, model: transformers.PreTrainedModel | None = None) -> Path:
     model = model or llama()
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer_json())
