@@ -9,6 +9,7 @@ ggml — GGML's number formats back to float32
 gguf — reader of GGUF files
 weights — tensors by name from GGUF or safetensors, each taken once
 tokenizer — tokenizer.json, chat template, special tokens
+tokenizer_gguf — a tokenizer.json from GGUF's vocabulary and merges
 decoder — embeddings → layers → logits
 revision — a digest that names a model's exact files
 source — file, folder or hub id → LoadedModel

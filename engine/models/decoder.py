@@ -45,6 +45,7 @@ class Decoder:
 
     config: ModelConfig
     embedding: Tensor
+    embedding_scale: float  # a number of the embedding's type
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
@@ -70,10 +71,7 @@ class Decoder:
 
     def _embedded(self, ids: Tensor) -> Tensor:
         rows = functional.embedding(ids, self.embedding)
-        scale = self.config.embedding_scale
-        if scale == 1.0:
-            return rows
-        return rows.mul_(torch.tensor(scale, dtype=rows.dtype).item())  # rounded as `transformers` rounds it
+        return rows if self.embedding_scale == 1.0 else rows.mul_(self.embedding_scale)
 
     def _layer(self, layer: Layer, number: int, rows: Tensor, turns: Sequence[Tensor], attend: StepAttention) -> Tensor:
         config = self.config
@@ -117,12 +115,14 @@ def build(config: ModelConfig, reader: Reader) -> Decoder:
     if config.tied_head:
         reader.forget(r"^lm_head\.weight$")
     reader.forget(r"\.rotary_emb\.inv_freq$")  # old checkpoints store what the configuration says
+    reader.forget(r"^(model\.)?(vision_tower|multi_modal_projector)\.")  # of a model that also sees
     vocabulary = (config.vocab_size, config.hidden_size)
     embedding = reader.take("model.embed_tokens.weight", vocabulary)
     head = embedding if config.tied_head else reader.take("lm_head.weight", vocabulary)
     decoder = Decoder(
         config=config,
         embedding=embedding,
+        embedding_scale=torch.tensor(config.embedding_scale, dtype=embedding.dtype).item(),
         layers=tuple(
             _layer(config, shape, reader, f"model.layers.{number}") for number, shape in enumerate(config.layers)
         ),

@@ -59,6 +59,12 @@ class Fields:
             raise self._wrong(key, "a list of texts", value)
         return value
 
+    def reals(self, key: str) -> Sequence[float]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, float) and math.isfinite(item) for item in value):
+            raise self._wrong(key, "a list of numbers", value)
+        return value
+
     def integers(self, key: str) -> Sequence[int]:
         """A list of whole numbers; a single one counts as a list of one."""
         value = self._get(key, None)

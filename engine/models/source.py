@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from engine.models import tokenizer
+from engine.models import tokenizer, tokenizer_gguf
 from engine.models.config import ModelConfig
 from engine.models.config_gguf import from_metadata, layout_of
 from engine.models.config_json import from_json
@@ -67,7 +67,7 @@ def _load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype) -> Loade
     with GgufFile(path) as gguf:
         fields = Fields(gguf.metadata, where="metadata")
         shape = _gguf_config(gguf, fields)
-        files = tokenizer.from_gguf(fields)
+        files = tokenizer_gguf.from_gguf(fields)
         decoder = _decoder(shape, GgufWeights(gguf, layout_of(fields, shape)), device=device, dtype=dtype)
     return _loaded(path.stem, shape, decoder, files, revision=digest(small={}, weights=[path]))
 

@@ -38,6 +38,7 @@ _GGUF_NAMES: Final = {
 }
 _GGUF_LAYER: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _GGUF_OTHER: Final = re.compile(r"(\w+)\.(weight|bias)")
+_TEXT_HALF: Final = re.compile(r"(model\.)?language_model\.(model\.)?")
 _DTYPES: Final = {"F32", "F16", "BF16"}
 
 
@@ -115,7 +116,11 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path, index: Fields | None) -> None:
         self._files = {file: _open(folder / file) for file in _shards(index)}
-        self._where = {name: file for file, handle in self._files.items() for name in handle.keys()}  # noqa: SIM118 -- a handle is no mapping
+        self._where = {
+            _of_text(name): (file, name)
+            for file, handle in self._files.items()
+            for name in handle.keys()  # noqa: SIM118 -- a handle is no mapping
+        }
         self._check_index(index)
         self.paths = [folder / file for file in self._files]
 
@@ -130,17 +135,27 @@ class SafetensorsWeights:
         kind = self._slice(name).get_dtype()
         if kind not in _DTYPES:
             raise ModelError(f"tensor {name} is stored as {kind}; supported: {', '.join(sorted(_DTYPES))}")
-        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
+        file, stored = self._where[name]
+        tensor: Tensor = self._files[file].get_tensor(stored)
         return tensor
 
     def _slice(self, name: str) -> _Slice:
-        description: _Slice = self._files[self._where[name]].get_slice(name)
+        file, stored = self._where[name]
+        description: _Slice = self._files[file].get_slice(stored)
         return description
 
     def _check_index(self, index: Fields | None) -> None:
         for name, _ in index.within("weight_map").items() if index else ():
-            if name not in self._where:
+            if _of_text(name) not in self._where:
                 raise ModelError(f"the index names tensor {name[:80]}, which is in none of its files")
+
+
+def _of_text(name: str) -> str:
+    """Models that also see keep the half that reads under a name of its own."""
+    if not _TEXT_HALF.match(name):
+        return name
+    rest = _TEXT_HALF.sub("", name)
+    return rest if rest.startswith("lm_head.") else f"model.{rest}"
 
 
 def _shards(index: Fields | None) -> list[str]:

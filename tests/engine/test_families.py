@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from engine.config import EngineConfig
 from engine.kernels.padded import PaddedAttention
 from engine.kernels.sparse import SparseAttention
-from engine.models import load
+from engine.models import ModelError, load
+from engine.models.config_gguf import from_metadata
+from engine.models.fields import Fields
+from engine.models.gguf import GgufFile
 from engine.plan import StepPlan
 from engine.runner import Feed, TorchRunner
 from tests.engine import tiny
 from tests.engine.driver import Driver
 from tests.engine.test_parity import engine_over
+from tests.engine.test_runner import to_meta
 from tests.engine.world import job
 
 TOLERANCE = 1e-4  # of logits up to 1e1; float32 sums in another order
@@ -98,6 +106,47 @@ def drawn_from(runner, chunks):
     return {chunk.request_id.int: row for chunk, row in zip([c for c in feed.chunks if c.draws], rows, strict=True)}
 
 
+# Values that no writer of a configuration would think of, for every key that there is.
+HOSTILE = (
+    None,
+    -1,
+    0,
+    2**31,
+    10**30,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    True,
+    [0] * 7,
+    ["full_attention"] * 9,
+)
+
+
+def test_a_configuration_with_anything_anywhere_loads_or_is_refused_in_a_sentence(family, tmp_path):
+    folder = Path(shutil.copytree(family[2], tmp_path / "hostile"))
+    path, choice = folder / "config.json", random.Random(7)
+    config = json.loads(path.read_text())
+    keys = [(config, key) for key in config]
+    keys += [(value, key) for value in config.values() if isinstance(value, dict) for key in value]
+    refused = []
+    for mapping, key in keys:
+        kept = mapping[key]
+        for value in (*choice.sample(HOSTILE, 4), None):
+            mapping[key] = value
+            path.write_text(json.dumps(config))
+            try:
+                load(str(folder), device="cpu")
+            except ModelError as error:
+                refused.append(str(error))
+        mapping[key] = kept
+    assert len(refused) > len(keys)
+    assert max(map(len, refused)) < 400
+
+
 GEMMA_ROPES = tiny.FAMILIES["gemma3_text"]["rope_parameters"]
 # What a family has and Llama has not, by what would take it away. The file then still loads.
 MATTERS = {
@@ -132,7 +181,109 @@ def test_each_setting_of_a_family_makes_a_difference(tmp_path, name, changes):
     assert (prompt_logits(folder) - before).abs().max() > 100 * TOLERANCE
 
 
-def prompt_logits(folder):
-    driver = Driver(TorchRunner(load(str(folder), device="cpu"), device="cpu", num_blocks=20, threads=1))
+# What GGUF metadata can't tell is given the value that goes without saying there.
+UNTOLD = {
+    "llama": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}},
+    "qwen2": {"use_sliding_window": False},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "final_logit_softcapping": 6.0},
+}
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_a_gguf_and_a_folder_of_one_model_agree(tmp_path, name):
+    theirs = tiny.of_family(name, **tiny.FAMILIES[name] | UNTOLD.get(name, {}))
+    file = tiny.write_gguf_of(tmp_path / "m.gguf", theirs)
+    folder = tiny.write_folder(tmp_path / "folder", theirs)
+    assert load(str(file), device="cpu").config == load(str(folder), device="cpu").config
+    torch.testing.assert_close(prompt_logits(file), prompt_logits(folder), atol=TOLERANCE, rtol=0)
+
+
+def test_the_stretch_of_llama_3_comes_from_a_gguf_as_factors(tmp_path):
+    theirs = tiny.of_family("llama", **tiny.FAMILIES["llama"])
+    file = tiny.write_gguf_of(tmp_path / "m.gguf", theirs)
+    torch.testing.assert_close(prompt_logits(file), logits_of(theirs, prompts([40])[0])[-1], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("layers", [46, 62])
+def test_the_largest_gemmas_scale_queries_by_the_width_for_each_head(layers):
+    """26 and 27 thousand million weights; the metadata doesn't say it."""
+    family = {46: "gemma2", 62: "gemma3"}[layers]
+    shape = {
+        "general.architecture": family,
+        f"{family}.attention.head_count": 32,
+        f"{family}.embedding_length": 5376,
+        f"{family}.feed_forward_length": 21_504,
+        f"{family}.attention.key_length": 128,
+        f"{family}.attention.layer_norm_rms_epsilon": 1e-6,
+        f"{family}.context_length": 8192,
+        f"{family}.attention.sliding_window": 1024,
+    }
+    scalars = [
+        from_metadata(Fields(shape | {f"{family}.block_count": number}, where="metadata"), vocab_size=9, tensors=())
+        for number in (layers, layers - 1)
+    ]
+    assert [config.query_scalar for config in scalars] == [168, 128]
+
+
+def test_a_pattern_of_windows_may_be_told_layer_by_layer(tmp_path):
+    theirs = tiny.of_family("gemma2", **tiny.FAMILIES["gemma2"])
+    told = {"general.architecture": "gemma2", "gemma2.attention.sliding_window_pattern": [False, True]}
+    with GgufFile(tiny.write_gguf_of(tmp_path / "m.gguf", theirs)) as file:
+        fields = Fields(file.metadata | told, where="metadata")
+        config = from_metadata(fields, vocab_size=9, tensors=file.tensors.keys())
+    assert [layer.window for layer in config.layers] == [None, tiny.WINDOW]
+
+
+def test_the_half_of_gemma_3_that_reads_is_taken_from_a_model_that_also_sees(tmp_path):
+    text = tiny.of_family("gemma3_text", **tiny.FAMILIES["gemma3_text"])
+    eye = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    eye |= {"image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text.config, vision_config=eye, mm_tokens_per_image=4)
+    seeing = transformers.Gemma3ForConditionalGeneration(config)
+    seeing.model.language_model.load_state_dict(text.model.state_dict())
+    folders = [tiny.write_folder(tmp_path / name, model) for name, model in (("text", text), ("seeing", seeing))]
+    assert '"model_type": "gemma3"' in (folders[1] / "config.json").read_text()
+    assert torch.equal(*map(prompt_logits, folders))
+
+
+def test_bfloat16_stays_about_as_near_as_that_of_transformers(family):
+    """The path of CUDA, run on the CPU: norms with an offset and all sums within an operation are float32's."""
+    _, theirs, folder = family
+    prompt = prompts([40])[0]
+    exact = logits_of(theirs, prompt)[-1]
+    rough = logits_of(copy.deepcopy(theirs).to(torch.bfloat16), prompt)[-1].float()
+    ours = prompt_logits(folder, torch.bfloat16).float()
+    assert (ours - exact).norm() < 2 * (rough - exact).norm()
+
+
+def test_nothing_within_a_forward_of_any_family_waits_for_the_device(family):
+    """On the meta device a tensor has no values: whatever would fetch one raises."""
+    model = load(str(family[2]), device="cpu", dtype=torch.bfloat16)
+    driver = Driver(TorchRunner(model, device="cpu", num_blocks=80, block_size=4, threads=1))
+    texts = [driver.text(prompt) for prompt in prompts([30, 20, 6])]
+    driver.finish(texts[:2], 1)
+    feed = Feed.of(StepPlan(number=0, chunks=[driver.chunk(text, text.missing) for text in texts]))
+    attend = driver.runner._attention.prepare(feed.spans)
+    with torch.inference_mode(), torch.device("meta"):
+        rows = [torch.empty(array.shape, dtype=torch.int64) for array in (feed.tokens, feed.positions, feed.drawing)]
+        found = to_meta(driver.runner._decoder).forward(rows[0], rows[1], to_meta(attend), rows[2])
+    assert found.shape == (3, len(tiny.vocabulary()))
+
+
+def test_no_step_builds_more_than_two_views_and_short_contexts_share_one(family):
+    model = load(str(family[2]), device="cpu")
+    driver = Driver(TorchRunner(model, device="cpu", num_blocks=80, block_size=4, threads=1))
+    short, long = (driver.text(prompt) for prompt in prompts([tiny.WINDOW, 40]))
+    for texts, most in (([short], 1), ([short, long], 2)):
+        feed = Feed.of(StepPlan(number=0, chunks=[driver.chunk(text, text.missing) for text in texts]))
+        views = driver.runner._attention.prepare(feed.spans)._views
+        assert len(views) == model.config.num_layers
+        windows = {layer.window for layer in model.config.layers}
+        assert len(set(map(id, views))) == min(most, len(windows))
+
+
+def prompt_logits(path, dtype=torch.float32):
+    driver = Driver(TorchRunner(load(str(path), device="cpu", dtype=dtype), device="cpu", num_blocks=20, threads=1))
     text = driver.text(prompts([40])[0])
     return drawn_from(driver.runner, [driver.chunk(text, 40)])[text.number]

@@ -6,11 +6,16 @@ import json
 import re
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import pre_tokenizers
+from transformers.integrations.gguf import convert_gguf_tokenizer
 
-from engine.models import load
+from engine.models import ModelError, load
+from engine.models.fields import Fields
+from engine.models.gguf import GgufFile
+from engine.models.tokenizer_gguf import from_gguf
 from tests.engine import tiny
 
 TEXTS = [
@@ -108,6 +113,93 @@ def test_llama3_splits_digits_by_three_and_keeps_whole_tokens_whole(tmp_path):
     assert tokenizer.encode(" whole 12345").tokens[:1] == ["Ġwhole"]
     assert "123" in tokenizer.encode("12345").tokens
     assert "1234" not in tokenizer.encode("1234").tokens
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "smaug-bpe", "qwen2", "tekken"])
+def test_each_split_of_gguf_gives_the_ids_that_transformers_gives(smollm2_gguf, pre):
+    """Over SmolLM2's vocabulary; the split is the same whatever the vocabulary."""
+    with GgufFile(smollm2_gguf) as file:
+        metadata = file.metadata | {"tokenizer.ggml.pre": pre}
+    ours = from_gguf(Fields(metadata, where="metadata"))
+    assert ids_of_all(ours) == theirs_of_all(metadata)
+
+
+SYLLABLES = [a + b for a in "bcdfgklmnprst" for b in "aeiou"]
+PIECES = ["▁", "▁▁", *"abcdefghiklmnoprstuwy", *SYLLABLES, *[f"▁{s}" for s in SYLLABLES[::3]], "ing", "▁a", "ha", "▁ha"]
+
+
+def pieces(*, gemma, with_scores=True):
+    """Metadata of a small SentencePiece vocabulary, in the manner of Llama 2 or of Gemma."""
+    random = np.random.default_rng(4)
+    words = list(dict.fromkeys(PIECES + [a + b for a, b in zip(SYLLABLES, SYLLABLES[7:], strict=False)]))
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    first = ["<unk>", "<s>", "</s>", "<turn>", "[table]"]
+    spelled = [word.replace("▁", " ") if gemma and set(word) == {"▁"} and len(word) > 1 else word for word in words]
+    scores = [-1000.0] * 5 + [0.0] * 256 + (-random.permutation(len(words))).astype(float).tolist()
+    return (
+        {
+            "general.architecture": "gemma3" if gemma else "llama",
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": first + bytes_ + spelled,
+            "tokenizer.ggml.token_type": [2, 3, 3, 3, 4] + [6] * 256 + [1] * len(words),
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.unknown_token_id": 0,
+        }
+        | ({"tokenizer.ggml.scores": scores} if with_scores else {})
+        | ({"tokenizer.ggml.add_space_prefix": False} if gemma else {})
+    )
+
+
+PIECE_TEXTS = [*TEXTS, "banana  tomato<turn>rasing", "<s>ba</s> ha", "[table]  a [table]", "▁ba", " lemuna" * 9]
+
+
+@pytest.mark.parametrize("gemma", [False, True], ids=["llama 2", "gemma"])
+def test_pieces_of_sentencepiece_give_the_ids_and_texts_that_transformers_gives(gemma):
+    metadata = pieces(gemma=gemma)
+    ours, theirs = made(from_gguf(Fields(metadata, where="metadata"))), transformers_tokenizer(metadata)
+    for text in PIECE_TEXTS:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text).ids == [1, *ids]  # such files ask for the beginning unless they say otherwise
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert len(theirs.encode("banana", add_special_tokens=False).ids) < 6
+
+
+def test_a_vocabulary_of_pieces_that_is_not_whole_is_refused():
+    for change, said in (
+        ({"tokenizer.ggml.scores": [0.5]}, "but 1 scores"),
+        ({"tokenizer.ggml.scores": ["a"] * 9}, "list of numbers"),
+        ({"tokenizer.ggml.scores": [float("nan")] * 9}, "list of numbers"),
+        ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.scores": [0.0, 0.0]}, "token types"),
+        ({"tokenizer.ggml.bos_token_id": 10**6}, "1000000"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            from_gguf(Fields(pieces(gemma=False) | change, where="metadata"))
+
+
+def made(files):
+    return tokenizers.Tokenizer.from_str(files.tokenizer_json)
+
+
+def transformers_tokenizer(metadata):
+    """`transformers`' own reading of the same metadata."""
+    names = {"model": "tokenizer_type", "pre": "pre_tokenizer_type"}
+    theirs = {
+        names.get(key.removeprefix("tokenizer.ggml."), key.removeprefix("tokenizer.ggml.")): value
+        for key, value in metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    return convert_gguf_tokenizer(metadata["general.architecture"], theirs)[0]
+
+
+def ids_of_all(files):
+    return [made(files).encode(text).ids for text in TEXTS]
+
+
+def theirs_of_all(metadata):
+    theirs = transformers_tokenizer(metadata)
+    return [theirs.encode(text).ids for text in TEXTS]
 
 
 def test_tokenizer_json_of_a_folder_is_taken_as_it_is(tmp_path):

@@ -82,6 +82,55 @@ def write_gguf(path: Path, *, change=None, weights: dict[str, np.ndarray] | None
     return path
 
 
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # in GGUF, where it is not the family's name
+
+
+def write_gguf_of(path: Path, model: transformers.PreTrainedModel) -> Path:
+    """The same model as llama.cpp's convert_hf_to_gguf.py writes it, in float32."""
+    config = model.config
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        stored = tensor
+        if architecture in ("llama", "smollm3") and heads:
+            stored = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            stored = tensor + 1
+        weights[names.get_name(name, try_suffixes=(".weight", ".bias"))] = stored.numpy()
+    if config.rope_parameters.get("rope_type") == "llama3":
+        plain = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, 1, 2 * HEADS / HIDDEN))
+        weights["rope_freqs.weight"] = (plain / model.model.rotary_emb.inv_freq).numpy()
+    return write_gguf(path, change=lambda writer: _describe(writer, config), weights=weights, architecture=architecture)
+
+
+def _describe(writer: gguf.GGUFWriter, config: transformers.PreTrainedConfig) -> None:
+    ropes = config.rope_parameters
+    rope, local = ropes.get("full_attention", ropes), ropes.get("sliding_attention")
+    overwrite(writer, f"{writer.arch}.block_count", config.num_hidden_layers, gguf.GGUFValueType.UINT32)
+    overwrite(writer, f"{writer.arch}.attention.head_count_kv", config.num_key_value_heads, gguf.GGUFValueType.UINT32)
+    overwrite(writer, f"{writer.arch}.rope.freq_base", rope["rope_theta"], gguf.GGUFValueType.FLOAT32)
+    overwrite(
+        writer, f"{writer.arch}.attention.layer_norm_rms_epsilon", config.rms_norm_eps, gguf.GGUFValueType.FLOAT32
+    )
+    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if local:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", local["rope_theta"])
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
+    if cap := getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(cap)
+    if cap := getattr(config, "final_logit_softcapping", None):
+        writer.add_final_logit_softcapping(cap)
+
+
 def overwrite(writer: gguf.GGUFWriter, key: str, value: object, kind: gguf.GGUFValueType) -> None:
     writer.kv_data[0][key] = gguf.gguf_writer.GGUFValue(value=value, type=kind)
 
