@@ -68,6 +68,6 @@ def test_greedy_tokens_are_those_of_transformers_past_the_window(ours, theirs):
             wanted = theirs[0](torch.tensor([text.known[:-1]])).logits[0, text.given - 1 :]
         assert text.completion == wanted.argmax(-1).tolist()
     said = [tokenizer.decode(text.completion) for text in texts]
-    assert "Paris" in said[0]
-    assert "100" in said[1]
-    assert "180, 181, 182" in said[3]
+    assert "It is the largest city in France" in said[0]
+    assert "100 degrees Celsius" in said[1]
+    assert said[3].startswith("180, 181, 182")
