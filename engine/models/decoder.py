@@ -92,8 +92,9 @@ class Decoder:
 
     def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
         """A weight of float32 beside rows of another type asks for the whole in float32."""
-        exact = functional.rms_norm(rows.to(weight.dtype), weight.shape, weight, self.config.norm_eps)
-        return exact.to(rows.dtype)
+        if rows.dtype == weight.dtype:
+            return functional.rms_norm(rows, weight.shape, weight, self.config.norm_eps)
+        return functional.rms_norm(rows.float(), weight.shape, weight, self.config.norm_eps).to(rows.dtype)
 
     def _turns(self, positions: Tensor) -> list[Tensor]:
         """exp(i · position · frequency) of each rope, complex64 [rows, 1, head size / 2]."""
