@@ -307,8 +307,8 @@ def test_nothing_within_a_forward_of_any_family_waits_for_the_device(family):
 def test_no_step_builds_more_than_two_views_and_short_contexts_share_one(family):
     model = load(str(family[2]), device="cpu")
     driver = Driver(TorchRunner(model, device="cpu", num_blocks=80, block_size=4, threads=1))
-    short, long = (driver.text(prompt) for prompt in prompts([tiny.WINDOW, 40]))
-    for texts, most in (([short], 1), ([short, long], 2)):
+    short, longer, long = (driver.text(prompt) for prompt in prompts([tiny.WINDOW, tiny.WINDOW + 1, 40]))
+    for texts, most in (([short], 1), ([longer], 2), ([short, long], 2)):
         feed = Feed.of(StepPlan(number=0, chunks=[driver.chunk(text, text.missing) for text in texts]))
         views = driver.runner._attention.prepare(feed.spans)._views
         assert len(views) == model.config.num_layers
