@@ -156,7 +156,7 @@ def pieces(*, gemma):
     return metadata | ({"tokenizer.ggml.add_space_prefix": False} if gemma else {})
 
 
-PIECE_TEXTS = [*TEXTS, "banana  tomato<turn>rasing", "<s>ba</s> ha", "[table]  a [table]", "▁ba", " lemuna" * 9]
+PIECE_TEXTS = [*TEXTS, "banana  tomato<turn>rinsing", "<s>ba</s> ha", "[table]  a [table]", "▁ba", " lemuna" * 9]
 
 
 @pytest.mark.parametrize("gemma", [False, True], ids=["llama 2", "gemma"])
