@@ -26,6 +26,7 @@ def test_everything_can_be_said() -> None:
         "PENNYWEIGHT_KV_TOKENS": "1000",
         "PENNYWEIGHT_MAX_BATCH": "8",
         "PENNYWEIGHT_STEP_TOKENS": "64",
+        "PENNYWEIGHT_PREFIX_CACHE": "0",
         "PENNYWEIGHT_THREADS": "3",
         "PENNYWEIGHT_LEASE_S": "2.5",
         "PENNYWEIGHT_DRAIN_S": "1",

@@ -125,17 +125,6 @@ def test_a_newcomer_leaves_a_block_for_each_running_sequence_to_grow_into() -> N
     assert len(world.tokens(newcomer)) == 2
 
 
-def test_at_least_one_token_is_always_computed() -> None:
-    asked = job(8, 4)
-    sequence = Sequence(
-        job=asked, arrival=0, tokens=asked.prompt, prompt=8, given=8, received_at=0.0, received_ns=0, inbox_ns=0
-    )
-    sequence.computed = 8  # all of it found somewhere
-    assert sequence.missing == 1
-    chunk = sequence.chunk(1, [0, 1], ())
-    assert (chunk.start, chunk.end, chunk.draws) == (7, 8, True)
-
-
 def test_a_request_that_fills_the_whole_memory_runs_beside_others_to_its_end() -> None:
     world = World(EngineConfig(max_batch=4, step_tokens=16), limits(num_blocks=8, block_size=4))
     jobs = [job(3, 3), job(20, 12), job(3, 9), job(31, 1), job(5, 5, klass=BATCH)]
