@@ -149,6 +149,7 @@ def test_a_quiet_tenant_pushes_out_one_of_many_and_never_the_only_one() -> None:
     world.engine.add(first)
     world.engine.add(second)
     world.step()
+    turns = {s.job.request_id: s.turn for s in world.engine.scheduler.running}
     quiet, third = job(6, 20, tenant=TENANT_B), job(6, 20, tenant=UUID(int=0xC))
     world.engine.add(quiet)
     world.step()
@@ -156,6 +157,10 @@ def test_a_quiet_tenant_pushes_out_one_of_many_and_never_the_only_one() -> None:
     world.engine.add(third)
     world.step()
     assert {s.job.request_id for s in world.engine.scheduler.running} == {first.request_id, quiet.request_id}
+    while second.request_id not in {s.job.request_id for s in world.engine.scheduler.running}:
+        world.step()
+    (again,) = [s for s in world.engine.scheduler.running if s.job is second]
+    assert again.turn == turns[second.request_id], "its place in the order is what it was"
     world.run()
     assert world.engine.scheduler.preemptions == 1
     for each in (first, second, quiet, third):
