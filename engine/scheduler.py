@@ -18,8 +18,8 @@ floods the worker holds a quiet one up for a step, not until one of its completi
 altogether.
 
 No deadlock: whoever passed the intake fits into the pool alone, the first in order can push out all others, and with
-nothing running the first of the waiting gets in. Who was admitted keeps its place in the order, so each preemption
-follows a token drawn or a tenant's first start, and nobody is pushed out by whom it pushed out.
+nothing running the first of the waiting gets in. Who was admitted keeps its place in the order, so whoever loses its KV
+lost it to a token drawn, to a higher class, or to a tenant of which nothing ran.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class _Step:
     def __init__(self, budget: int, eos: tuple[int, ...]) -> None:
         self.budget = budget
         self._eos = eos
-        self._chunks: dict[Key, Chunk] = {}
+        self._chunks: dict[Sequence, Chunk] = {}
 
     def take(self, sequence: Sequence, blocks: list[int]) -> None:
         rows = min(sequence.missing, self.budget)
         self.budget -= rows
-        self._chunks[_key(sequence)] = sequence.chunk(rows, blocks, self._eos)
+        self._chunks[sequence] = sequence.chunk(rows, blocks, self._eos)
 
     def drop(self, sequence: Sequence) -> None:
-        if chunk := self._chunks.pop(_key(sequence), None):
+        if chunk := self._chunks.pop(sequence, None):
             self.budget += len(chunk.tokens)
 
     def plan(self, number: int) -> StepPlan:

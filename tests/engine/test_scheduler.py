@@ -1,4 +1,5 @@
 import random
+from uuid import UUID
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_no_step_exceeds_its_budget_or_its_batch_and_no_row_is_left_while_somebo
         assert rows == 8 if behind else rows <= 8
         assert len(world.scheduled[-1]) <= 3
     assert len(world.reports) == 6
+
+
+def test_whatever_prompts_arrive_who_is_being_answered_gets_a_token_in_every_step_of_bounded_rows() -> None:
+    world = World(EngineConfig(max_batch=6, step_tokens=8), limits(num_blocks=200))
+    answered = [job(3, 40) for _ in range(4)]
+    for each in answered:
+        world.engine.add(each)
+    for _ in range(3):
+        world.step()
+    for number in range(30):
+        world.engine.add(job(40, 2, klass=list(JobClass)[number % 2], tenant=UUID(int=number % 3)))
+        if number % 3:
+            world.step()
+            drew = {chunk.request_id for chunk in world.runner.plans[-1].chunks if chunk.draws}
+            assert drew >= {each.request_id for each in answered}
+            assert sum(len(chunk.tokens) for chunk in world.runner.plans[-1].chunks) <= 8
 
 
 def test_interactive_goes_before_batch_and_equals_go_by_arrival() -> None:
