@@ -42,6 +42,9 @@ class _Step:
         self._eos = eos
         self._chunks: dict[Sequence, Chunk] = {}
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._chunks
+
     def take(self, sequence: Sequence, blocks: list[int]) -> None:
         rows = min(sequence.missing, self.budget)
         self.budget -= rows
@@ -79,7 +82,7 @@ class Scheduler:
         else:
             self._stop(sequence, now_ns)
             sequence.place = Place.OUTSIDE
-        if not self.running and not len(self.waiting):
+        if not (self.running or self.waiting):
             self.waiting.forget()
 
     def ran(self, sequence: Sequence, chunk: Chunk, token: int | None) -> None:
@@ -105,8 +108,8 @@ class Scheduler:
         while step.budget and (behind or newcomer):
             if newcomer and not (behind and behind[0].order() < newcomer.order()):
                 newcomer = self.waiting.first() if self._admit(step, newcomer, now_ns) else None
-            elif (sequence := behind.popleft()).place is Place.RUNNING:  # else a newcomer has pushed it out
-                self._grow(step, sequence, now_ns)
+            elif (sequence := behind.popleft()).place is Place.RUNNING and sequence not in step:
+                self._grow(step, sequence, now_ns)  # else a newcomer has pushed it out, and it may be back already
 
     def _grow(self, step: _Step, sequence: Sequence, now_ns: int) -> None:
         while True:

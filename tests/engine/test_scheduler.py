@@ -117,6 +117,25 @@ def test_an_interactive_newcomer_pushes_out_batch_but_never_its_own_class() -> N
         assert world.tokens(each) == completion_of(each.prompt, each.sampling.max_tokens)
 
 
+def test_who_was_pushed_out_and_finds_room_at_once_gets_its_rows_once() -> None:
+    """Two prompts still behind are pushed out, the last and the one whose blocks are needed; the last fits again."""
+    world = World(EngineConfig(max_batch=4, step_tokens=8), limits(num_blocks=16, block_size=4, context_length=64))
+    large, small = job(32, 2, klass=BATCH), job(10, 2, klass=BATCH)
+    world.engine.add(large)
+    for _ in range(3):
+        world.step()
+    world.engine.add(small)
+    world.step()  # seven rows of the large one's last chunk, one of the small one
+    newcomer = job(26, 2)
+    world.engine.add(newcomer)
+    while world.engine.has_work:
+        world.step()
+        rows = sum(count for _, count in world.scheduled[-1])
+        assert rows == 8 or not any(s.missing > 1 for s in world.engine.scheduler.running)
+    for each in (large, small, newcomer):
+        assert world.tokens(each) == completion_of(each.prompt, 2)
+
+
 def test_batch_is_not_pushed_out_when_that_would_not_make_room() -> None:
     world = World(EngineConfig(max_batch=4, step_tokens=64), limits(num_blocks=8, block_size=4))
     first, deferred, newcomer = job(16, 4), job(4, 4, klass=BATCH), job(20, 2)
