@@ -1,6 +1,9 @@
 """`make bench`: the workload in-process, then through a running service, beside this machine's limits in the same run.
 
 python -m benchmarks [--home FOLDER]      FOLDER: a system that runs already; else one is started for the run
+
+The same prompts come again and again, so the prefix cache is off: what is compared is computing. A system of your own
+must be started with PENNYWEIGHT_PREFIX_CACHE=0.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ def running_system() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         command = [sys.executable, "-m", "service.cli", "up", "--no-dashboard", "--port", str(free_port())]
-        process = subprocess.Popen(command, env=os.environ | {"PENNYWEIGHT_HOME": str(home)}, stdout=subprocess.DEVNULL)
+        environment = os.environ | {"PENNYWEIGHT_HOME": str(home), "PENNYWEIGHT_PREFIX_CACHE": "0"}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + START_S
             while not ready(home):

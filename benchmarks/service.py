@@ -2,7 +2,8 @@
 
     python -m benchmarks.service [--home FOLDER] [--concurrency 16 32] [--rate 0.5]
 
-Needs a running system (`pennyweight up`). Prints output tokens/s and total tokens/s, TTFT and inter-token latency;
+Needs a running system, started with PENNYWEIGHT_PREFIX_CACHE=0, for its prompts come more than once. Prints output
+tokens/s and total tokens/s, TTFT and inter-token latency;
 `make bench` runs it beside the engine alone and this machine's limits.
 """
 

@@ -9,7 +9,8 @@ config — the knobs, and the worker's environment
 sequence — one choice of one attempt on its way
 intake — what may enter: refusals, and the fence of attempts
 plan — what one step shall do and did: the border to the computing half
-kv — which block of KV memory holds what
+kv — which block of KV memory holds what, and what may be taken up again
+waiting — who waits, and whose turn it is among tenants
 scheduler — who computes what in the next step
 timeline — what the device is kept for at each moment
 meter — whose the device's time was

@@ -22,6 +22,7 @@ class EngineConfig:
     # SmolLM2, 24 mixed requests, batch 16: 64, 128, 256, 512 rows gave 78, 97, 101, 87 output tokens/s with 229, 298,
     # 400, 371 ms between two tokens at the 95th percentile.
     step_tokens: int = 128
+    prefix_cache: bool = True  # whether what one sequence computed is kept for others that begin alike
     fixed_rows: int = 16  # the meter's fixed part of a step, in rows (see meter.shares)
     interval_s: float = 10.0
     remembered_requests: int = 65_536  # whose highest attempt is known, so that a late lower one is dropped
@@ -58,6 +59,7 @@ class WorkerConfig:
     metrics_port: int | None
     max_batch: int | None  # None: by device, as in EngineConfig
     step_tokens: int | None  # None: likewise
+    prefix_cache: bool
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerConfig:
@@ -83,6 +85,7 @@ class WorkerConfig:
             metrics_port=_whole(environment, "METRICS_PORT"),
             max_batch=_whole(environment, "MAX_BATCH"),
             step_tokens=_whole(environment, "STEP_TOKENS"),
+            prefix_cache=_switch(environment, "PREFIX_CACHE", default=True),
         )
         config.engine("cpu")  # an impossible pair is told before minutes of loading
         return config
@@ -94,6 +97,7 @@ class WorkerConfig:
             defaults,
             max_batch=self.max_batch or min(defaults.max_batch, self.step_tokens or defaults.step_tokens),
             step_tokens=self.step_tokens or max(defaults.step_tokens, self.max_batch or 0),
+            prefix_cache=self.prefix_cache,
         )
 
 
@@ -110,6 +114,15 @@ def _whole(environment: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) == 0:
         raise ConfigError(f"PENNYWEIGHT_{name} must be a whole number above 0, not {text!r}.")
     return int(text)
+
+
+def _switch(environment: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environment.get(f"PENNYWEIGHT_{name}")
+    if not text:
+        return default
+    if text not in {"0", "1"}:
+        raise ConfigError(f"PENNYWEIGHT_{name} must be 1 or 0, not {text!r}.")
+    return text == "1"
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

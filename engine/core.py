@@ -185,7 +185,7 @@ class Engine:
         self.meter.book(plan, result, self._limits, held_ns)
         for sequence, chunk, token in zip(sequences, plan.chunks, result.drawn, strict=True):
             assert (token is not None) == chunk.draws, "the runner draws exactly where the plan says"
-            sequence.advance(chunk, token)
+            self.scheduler.ran(sequence, chunk, token)
             self._continue_or_end(sequence, [] if token is None else [token])
 
     def _continue_or_end(self, sequence: Sequence, ids: list[int]) -> None:
@@ -223,6 +223,7 @@ class Engine:
             ids=ids,
             device_ns=account.device_ns,
             finish=ending.finish if ending else None,
+            cached_tokens=sequence.cached_prompt,
             queue_ns=sequence.queue_ns,
             error=ending.error or "" if ending else "",
         )

@@ -59,6 +59,7 @@ def report(
         outcome=ending.outcome,
         error=ending.error or "",
         prompt_tokens=account.prompt_tokens,
+        cached_tokens=sequence.cached,
         recomputed_tokens=account.recomputed_tokens,
         generated_tokens=account.generated_tokens,
         received_at=sequence.received_at,

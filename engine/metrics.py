@@ -2,7 +2,7 @@
 
     gauges      sequences running and waiting, share of KV blocks held
     steps       number, with two tenants or more, failed, seconds and rows of each
-    tokens      computed of prompts, computed again, generated
+    tokens      computed of prompts, computed again, generated; looked up and found in the prefix cache
     attempts    by outcome; queue, prefill, decode, inference, end to end, time to first token, time per token
     device      seconds by category: in steps, idle, loading, overhead; of those in steps, wasted by cause
 
@@ -43,6 +43,7 @@ class Metrics:
         self._values = (model, engine)
         self._last_token: dict[UUID, float] = {}
         self._preempted = 0
+        self._looked_up = self._found = 0
         self._declare_state()
         self._declare_steps()
         self._declare_attempts()
@@ -78,6 +79,8 @@ class Metrics:
         self._mixed_steps = self._counter(Metric.MIXED_TENANT_STEPS, "Steps with two tenants").labels(*self._values)
         self._failed_steps = self._counter(Metric.FAILED_STEPS, "Steps that raised").labels(*self._values)
         self._preemptions = self._counter(Metric.PREEMPTIONS, "Sequences that lost their KV").labels(*self._values)
+        self._queries = self._counter(Metric.PREFIX_QUERIES, "Tokens sought in the prefix cache").labels(*self._values)
+        self._hits = self._counter(Metric.PREFIX_HITS, "Tokens found in it").labels(*self._values)
         self._prompt = self._counter(Metric.PROMPT_TOKENS, "Prompt tokens computed").labels(*self._values)
         self._recomputed = self._counter(Metric.RECOMPUTED_TOKENS, "Tokens computed again").labels(*self._values)
         self._generated = self._counter(Metric.GENERATION_TOKENS, "Tokens generated").labels(*self._values)
@@ -114,8 +117,12 @@ class Metrics:
         self._running.set(len(engine.scheduler.running))
         self._waiting.set(len(engine.scheduler.waiting))
         self._kv_usage.set(engine.scheduler.kv.usage)
-        self._preemptions.inc(engine.scheduler.preemptions - self._preempted)
-        self._preempted = engine.scheduler.preemptions
+        scheduler = engine.scheduler
+        self._preemptions.inc(scheduler.preemptions - self._preempted)
+        self._queries.inc(scheduler.looked_up_tokens - self._looked_up)
+        self._hits.inc(scheduler.found_tokens - self._found)
+        self._preempted = scheduler.preemptions
+        self._looked_up, self._found = scheduler.looked_up_tokens, scheduler.found_tokens
 
     def _steps(self, output: StepOutput) -> None:
         assert output.plan is not None

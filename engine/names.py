@@ -91,6 +91,8 @@ class Metric(StrEnum):
     PREEMPTIONS = "vllm:num_preemptions"
     PROMPT_TOKENS = "vllm:prompt_tokens"
     RECOMPUTED_TOKENS = "vllm:prompt_tokens_recomputed"
+    PREFIX_QUERIES = "vllm:prefix_cache_queries"  # in tokens
+    PREFIX_HITS = "vllm:prefix_cache_hits"  # in tokens
     GENERATION_TOKENS = "vllm:generation_tokens"
     STEP_TOKENS = "vllm:iteration_tokens_total"  # a histogram, whatever it is called
     SUCCESS = "vllm:request_success"  # finished_reason

@@ -27,7 +27,7 @@ class Chunk:
     given: (
         int  # length of what the attempt was given: the prompt and the completion it resumes; rows below are "prompt"
     )
-    watermark: int  # rows below were computed before and lost by a preemption: they are "recomputed"
+    watermark: int  # rows below were there before and lost by a preemption: they are "recomputed"
     draws: bool  # the last row's logits give the next token: true when the chunk catches up with the sequence
     position: int  # index in the completion of the token drawn: with seed and choice it determines the noise
     sampling: Sampling

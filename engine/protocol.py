@@ -164,7 +164,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     klass: JobClass = JobClass.INTERACTIVE
     weight: float = 1.0
     max_device_seconds: float | None = None
-    cache_salt: str = ""
+    cache_salt: str = ""  # shares cached prefixes with all jobs of this salt; "": with those of its tenant only
     adapter: str = ""
     grammar: str = ""
     traceparent: str = ""
@@ -193,7 +193,7 @@ class Event(Message, frozen=True, kw_only=True, array_like=True):
     ids: list[int]
     device_ns: int  # of this attempt so far, used and wasted
     finish: FinishReason | None = None
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, by this attempt so far
     queue_ns: int = 0  # enqueued (stream id) until first scheduled; known from the first event on
     error: str = ""  # an ErrorCode with REFUSED, EXPIRED and FAILED
     logprobs: list[float] | None = None

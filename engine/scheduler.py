@@ -8,16 +8,22 @@ generated) is the same case: rows that are missing.
 2. Then whoever is behind and whoever waits, in one order (``Sequence.order``), as far as the budget goes.
 
 A newcomer gets blocks for all its known tokens at once, and only when one more block for each running sequence stays
-free. So a running sequence lacks a block only when it grows; then the last in order loses its KV and waits again
-(preemption by recompute), the sequence itself if it is the last. A newcomer may push out lower classes, never its own.
+free; those that the prefix cache knows it takes up instead of computing them. So a running sequence lacks a block only
+when it grows; then the last in order loses its KV and waits again (preemption by recompute), the sequence itself if it
+is the last. What it lost stays in the cache until its blocks are needed.
+
+Whose turn it is among those who wait says ``engine.waiting``. A newcomer may push out lower classes. Of its own class
+it may push out only when nothing of its tenant runs, and then of each other tenant all but the first: so a tenant that
+floods the worker holds a quiet one up for a step, not until one of its completions has ended, and none is ever put out
+altogether.
 
 No deadlock: whoever passed the intake fits into the pool alone, the first in order can push out all others, and with
-nothing running the first of the waiting gets in.
+nothing running the first of the waiting gets in. Who was admitted keeps its place in the order, so whoever loses its KV
+lost it to a token drawn, to a higher class, or to a tenant of which nothing ran.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 
 from engine.config import EngineConfig
@@ -25,6 +31,7 @@ from engine.kv import Key, KVManager
 from engine.plan import Chunk, ModelLimits, StepPlan
 from engine.protocol import JobClass
 from engine.sequence import Place, Sequence
+from engine.waiting import INPUT_COST, OUTPUT_COST, Waiting
 
 
 class _Step:
@@ -33,48 +40,22 @@ class _Step:
     def __init__(self, budget: int, eos: tuple[int, ...]) -> None:
         self.budget = budget
         self._eos = eos
-        self._chunks: dict[Key, Chunk] = {}
+        self._chunks: dict[Sequence, Chunk] = {}
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._chunks
 
     def take(self, sequence: Sequence, blocks: list[int]) -> None:
         rows = min(sequence.missing, self.budget)
         self.budget -= rows
-        self._chunks[_key(sequence)] = sequence.chunk(rows, blocks, self._eos)
+        self._chunks[sequence] = sequence.chunk(rows, blocks, self._eos)
 
     def drop(self, sequence: Sequence) -> None:
-        if chunk := self._chunks.pop(_key(sequence), None):
+        if chunk := self._chunks.pop(sequence, None):
             self.budget += len(chunk.tokens)
 
     def plan(self, number: int) -> StepPlan:
         return StepPlan(number=number, chunks=tuple(self._chunks.values()))
-
-
-class Waiting:
-    """Sequences without KV, first in order first. Who has gone leaves lazily: ten thousand waiting cost nothing."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
-        self._left = 0
-
-    def __len__(self) -> int:
-        return len(self._heap) - self._left
-
-    def push(self, sequence: Sequence) -> None:
-        sequence.place = Place.WAITING
-        heapq.heappush(self._heap, (sequence.order(), sequence))
-
-    def first(self) -> Sequence | None:
-        while self._heap and self._heap[0][1].place is Place.OUTSIDE:
-            heapq.heappop(self._heap)
-            self._left -= 1
-        return self._heap[0][1] if self._heap else None
-
-    def pop(self) -> None:
-        """Take out what ``first`` has just returned."""
-        heapq.heappop(self._heap)
-
-    def discard(self, sequence: Sequence) -> None:
-        sequence.place = Place.OUTSIDE
-        self._left += 1
 
 
 class Scheduler:
@@ -83,10 +64,12 @@ class Scheduler:
     def __init__(self, config: EngineConfig, limits: ModelLimits) -> None:
         self._config = config
         self._eos = limits.eos_token_ids
-        self.kv = KVManager(limits.num_blocks, limits.block_size)
+        self.kv = KVManager(limits.num_blocks, limits.block_size, caching=config.prefix_cache)
         self.waiting = Waiting()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.looked_up_tokens = 0  # of those admitted for the first time
+        self.found_tokens = 0  # those of them that the prefix cache had
         self._steps = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -96,10 +79,18 @@ class Scheduler:
         """The sequence has ended: its blocks are free."""
         if sequence.place is Place.WAITING:
             self.waiting.discard(sequence)
-            return
-        self.running.remove(sequence)
-        sequence.place = Place.OUTSIDE
-        sequence.kv_block_ns += self.kv.release(_key(sequence), now_ns)
+        else:
+            self._stop(sequence, now_ns)
+            sequence.place = Place.OUTSIDE
+        if not (self.running or self.waiting):
+            self.waiting.forget()
+
+    def ran(self, sequence: Sequence, chunk: Chunk, token: int | None) -> None:
+        """A chunk of the step has run, and drew ``token`` if it caught up."""
+        sequence.advance(chunk, token)
+        self.kv.publish(_key(sequence), sequence.chain, sequence.tokens, sequence.computed)
+        if token is not None:
+            self.waiting.charge(sequence, OUTPUT_COST)
 
     def schedule(self, now_ns: int) -> StepPlan:
         """Decide the next step. Without chunks only when nobody waits and nobody runs."""
@@ -117,8 +108,8 @@ class Scheduler:
         while step.budget and (behind or newcomer):
             if newcomer and not (behind and behind[0].order() < newcomer.order()):
                 newcomer = self.waiting.first() if self._admit(step, newcomer, now_ns) else None
-            elif (sequence := behind.popleft()).place is Place.RUNNING:  # else a newcomer has pushed it out
-                self._grow(step, sequence, now_ns)
+            elif (sequence := behind.popleft()).place is Place.RUNNING and sequence not in step:
+                self._grow(step, sequence, now_ns)  # else a newcomer has pushed it out, and it may be back already
 
     def _grow(self, step: _Step, sequence: Sequence, now_ns: int) -> None:
         while True:
@@ -133,41 +124,68 @@ class Scheduler:
 
     def _admit(self, step: _Step, newcomer: Sequence, now_ns: int) -> bool:
         """Give the first of the waiting its blocks and its rows. False: no room yet."""
-        lower = self._pushable(newcomer.job.klass)
-        while not self._has_room(newcomer, leaving=[]):
-            if not self._has_room(newcomer, leaving=lower):
-                return False
-            self._preempt(step, lower.pop(), now_ns)
-        self.waiting.pop()
+        prefix = self.kv.find(newcomer.chain, newcomer.tokens)
+        if not self._make_room(step, newcomer, prefix, now_ns):
+            return False
+        self.waiting.take(newcomer)
         newcomer.place = Place.RUNNING
         self.running.append(newcomer)
-        blocks = self.kv.reserve(_key(newcomer), len(newcomer.tokens), now_ns)
+        blocks = self.kv.reserve(_key(newcomer), len(newcomer.tokens), now_ns, prefix=prefix)
         assert blocks is not None
+        newcomer.take_up(len(prefix) * self.kv.block_size)
         if newcomer.scheduled_ns is None:
-            newcomer.scheduled_ns = now_ns
+            self._begin(newcomer, now_ns)
         step.take(newcomer, blocks)
         return True
 
-    def _pushable(self, klass: JobClass) -> list[Sequence]:
-        """Whom a newcomer of this class may push out, the last in order last."""
-        if klass is JobClass.BATCH:
-            return []
-        return sorted((s for s in self.running if s.job.klass is JobClass.BATCH), key=Sequence.order)
+    def _begin(self, newcomer: Sequence, now_ns: int) -> None:
+        newcomer.scheduled_ns = now_ns
+        self.waiting.charge(newcomer, INPUT_COST * newcomer.missing)
+        self.looked_up_tokens += len(newcomer.tokens)
+        self.found_tokens += newcomer.computed
 
-    def _has_room(self, newcomer: Sequence, *, leaving: list[Sequence]) -> bool:
+    def _make_room(self, step: _Step, newcomer: Sequence, prefix: list[int], now_ns: int) -> bool:
+        """Push out as few as need be. False: nobody was, for that would not make room."""
+        if self._has_room(newcomer, prefix, leaving=[]):
+            return True
+        pushable = self._pushable(newcomer)
+        if not self._has_room(newcomer, prefix, leaving=pushable):
+            return False
+        leaving: list[Sequence] = []
+        while not self._has_room(newcomer, prefix, leaving=leaving):
+            leaving.append(pushable.pop())
+        for victim in leaving:
+            self._preempt(step, victim, now_ns)
+        return True
+
+    def _pushable(self, newcomer: Sequence) -> list[Sequence]:
+        """Whom a newcomer may push out, the last in order last."""
+        klass, tenant = newcomer.job.klass, newcomer.job.origin.tenant_id
+        running = sorted(self.running, key=Sequence.order)
+        equals = [sequence for sequence in running if sequence.job.klass is klass]
+        firsts = {sequence.job.origin.tenant_id: sequence for sequence in reversed(equals)}
+        if tenant in firsts:
+            equals = []
+        lower = [s for s in running if s.job.klass is JobClass.BATCH] if klass is JobClass.INTERACTIVE else []
+        return [s for s in equals if s is not firsts[s.job.origin.tenant_id]] + lower
+
+    def _has_room(self, newcomer: Sequence, prefix: list[int], *, leaving: list[Sequence]) -> bool:
         staying = len(self.running) - len(leaving)
-        free = self.kv.free + sum(self.kv.held(_key(s)) for s in leaving)
-        needed = self.kv.blocks_for(len(newcomer.tokens)) + staying
-        return staying < self._config.max_batch and needed <= free
+        return staying < self._config.max_batch and self.kv.fits(
+            len(newcomer.tokens), prefix, spare=staying, leaving=[_key(sequence) for sequence in leaving]
+        )
 
     def _preempt(self, step: _Step, victim: Sequence, now_ns: int) -> None:
         step.drop(victim)
-        self.running.remove(victim)
-        victim.kv_block_ns += self.kv.release(_key(victim), now_ns)
+        self._stop(victim, now_ns)
         victim.computed = 0
         victim.preemptions += 1
         self.preemptions += 1
         self.waiting.push(victim)
+
+    def _stop(self, sequence: Sequence, now_ns: int) -> None:
+        self.running.remove(sequence)
+        sequence.kv_block_ns += self.kv.release(_key(sequence), now_ns)
 
 
 def _key(sequence: Sequence) -> Key:

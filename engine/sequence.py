@@ -2,17 +2,20 @@
 
     tokens   [0 ············ prompt ······ given ············ len(tokens))
               what the job asks     resumed       drawn by this attempt
-    KV       [0 ······· computed)           rows that the block table holds
-    lost     [computed ······· watermark)   rows computed once and thrown away by a preemption
+    KV       [0 ······· computed)           rows that the block table holds, by computing or from the prefix cache
+    lost     [computed ······· watermark)   rows it had once, which a preemption threw away
 
-Ranges are half-open. ``tokens`` only grows. ``computed`` grows with every step and falls to 0 with a preemption.
+Ranges are half-open. ``tokens`` only grows. ``computed`` grows with every step and falls with a preemption, to what the
+prefix cache still holds when it comes back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from engine.kv import Chain
 from engine.plan import Chunk
 from engine.protocol import FinishReason, Job, JobClass
 
@@ -35,6 +38,10 @@ class Sequence:
     given: int
     computed: int = 0
     watermark: int = 0
+    cached: int = 0  # rows that this attempt first had from the prefix cache; it never computes them as prompt
+    cached_prompt: int = 0  # those of them that are tokens of the prompt
+    chain: Chain = field(init=False)
+    turn: float = 0.0  # counter of its tenant when it was first admitted (see engine.waiting)
     place: Place = Place.OUTSIDE
     preemptions: int = 0
     kv_block_ns: int = 0  # Σ over held blocks of the time held, up to the last release
@@ -45,12 +52,13 @@ class Sequence:
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
 
+    def __post_init__(self) -> None:
+        self.chain = Chain(salt_of(self.job))
+
     @property
     def missing(self) -> int:
-        """Rows to compute before the next token can be drawn. At least one token is always computed, whatever KV is
-        already there: the next token comes from the logits of the last row.
-        """
-        return max(1, len(self.tokens) - self.computed)
+        """Rows to compute before the next token can be drawn."""
+        return len(self.tokens) - self.computed
 
     @property
     def completion(self) -> int:
@@ -65,12 +73,25 @@ class Sequence:
     def resumed(self) -> int:
         return self.given - self.prompt
 
-    def order(self) -> tuple[int, int]:
-        """Who goes first: class, then arrival. Fairness between tenants belongs here and nowhere else."""
-        return _RANK[self.job.klass], self.arrival
+    @property
+    def weight(self) -> float:
+        """Its tenant's share of a contended worker. What is no share counts as one."""
+        weight = self.job.weight
+        return weight if 0 < weight < math.inf else 1.0
+
+    def order(self) -> tuple[int, float, int]:
+        """Who goes first: class, then whose tenant had been served less when it was its turn, then arrival."""
+        return _RANK[self.job.klass], self.turn, self.arrival
+
+    def take_up(self, rows: int) -> None:
+        """Rows [0, rows) were found in the prefix cache. What a preemption threw away is just there again."""
+        self.cached += max(0, rows - self.watermark)
+        self.cached_prompt += max(0, min(rows, self.prompt) - self.watermark)
+        self.computed = rows
+        self.watermark = max(self.watermark, rows)
 
     def chunk(self, rows: int, blocks: list[int], eos: tuple[int, ...]) -> Chunk:
-        start = len(self.tokens) - self.missing
+        start = self.computed
         end = start + rows
         return Chunk(
             request_id=self.job.request_id,
@@ -108,3 +129,10 @@ class Sequence:
         if self.completion >= sampling.min_tokens:
             return ()
         return sampling.stop_token_ids if sampling.ignore_eos else eos + sampling.stop_token_ids
+
+
+def salt_of(job: Job) -> str:
+    """Who may share prefixes with this job: its tenant alone, or with a salt whoever has the same. What is cached shows
+    in the time to the first token and on the bill, so across tenants it tells who had asked what.
+    """
+    return f"shared:{job.cache_salt}" if job.cache_salt else f"tenant:{job.origin.tenant_id}"

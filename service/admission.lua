@@ -13,6 +13,7 @@
 --   pw:window:{scope}          zset   id -> time of admission
 --   pw:window:{scope}:tokens   hash   id -> tokens, and "sum" of all of them
 --   pw:load:{worker}           counter of outstanding tokens
+--   pw:beginnings              hash   how prompts begin, by its first digits -> all of it and the worker they went to
 
 local WINDOW = 60000
 local TOMBSTONE = 1000000000  -- an attempt above any: the request may never be admitted any more
@@ -142,17 +143,36 @@ local function check(call, used, now)
   return worst
 end
 
--- The living candidate with the fewest outstanding tokens; an idle one takes a request of any size.
+-- Where prompts that begin like this one went last. One entry for each four digits, so the hash stays bounded: who
+-- begins differently with the same digits takes the place.
+local function acquainted(call)
+  local noted = call.beginning ~= '' and redis.call('HGET', 'pw:beginnings', string.sub(call.beginning, 1, 4))
+  if noted and string.sub(noted, 1, #call.beginning) == call.beginning then
+    return string.sub(noted, #call.beginning + 1)
+  end
+end
+
+local function acquaint(call, worker)
+  if call.beginning ~= '' then
+    redis.call('HSET', 'pw:beginnings', string.sub(call.beginning, 1, 4), call.beginning .. worker)
+  end
+end
+
+-- The living candidate with the fewest outstanding tokens; an idle one takes a request of any size. One that has seen
+-- the prompt's beginning is taken while it has at most as much more to do as the prompt is long.
 local function choose(call)
   local best, least, living = nil, nil, false
+  local known, known_load = acquainted(call), nil
   for _, candidate in ipairs(call.candidates) do
     if redis.call('EXISTS', 'pw:lease:' .. candidate.worker) == 1 then
       living = true
       local load = tonumber(redis.call('GET', load_key(candidate.worker)) or 0)
       local fits = load == 0 or load + call.tokens <= candidate.room
       if fits and (not best or load < least) then best, least = candidate.worker, load end
+      if fits and candidate.worker == known then known_load = load end
     end
   end
+  if known_load and known_load - least <= call.saves then best = known end
   return best, living and 'overloaded' or 'no_worker'
 end
 
@@ -209,6 +229,7 @@ local function admit(call, job, now)
   local worker, cause = choose(call)
   if not worker then return {cause = cause, retry_ms = 1000, scope = -1, used = used} end
   hold(call, worker, now)
+  acquaint(call, worker)
   if call.check then count(call, used, now) end
   redis.call('XADD', 'pw:inbox:' .. worker, '*', 'd', job)
   return {worker = worker, used = used}

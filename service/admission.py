@@ -6,13 +6,17 @@ The rule, which ``admission.lua`` carries out atomically:
   60-second window holds more admissions, or more tokens reserved or used by them, than the limit. A reservation is the
   prompt and ``max_tokens``; the release puts what was billed in its place.
 * Either everything is taken or nothing is: a refused call leaves no trace in any window.
-* The job goes to the living candidate with the fewest outstanding tokens, if its bound leaves room.
+* The job goes to the living candidate with the fewest outstanding tokens, if its bound leaves room. Rather to the one
+  that got the last prompt with the same beginning, whose KV it may still hold, as long as that is no more than the
+  prompt's length busier.
 * Every call is idempotent by request id and attempt, so a lost reply is answered by asking again.
 * A request holds what it holds for as long as its lease is renewed.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +29,7 @@ from redis.asyncio import Redis
 from engine.protocol import Job, pack
 
 _SCRIPT: Final = (Path(__file__).parent / "admission.lua").read_bytes()
+_BEGINNING: Final = 64  # tokens: shorter ones are common to many prompts that share no more
 _T = TypeVar("_T")
 
 
@@ -102,6 +107,8 @@ class Admission:
             lease_ms=self._lease_ms,
             scopes=scopes,
             tokens=reserved_tokens(job),
+            beginning=beginning(job),
+            saves=len(job.prompt),
             candidates=candidates,
             check=job.attempt == 1,
         )
@@ -132,3 +139,11 @@ class Admission:
 def reserved_tokens(job: Job) -> int:
     """The worst case, which limits and a worker's load count until the request is settled."""
     return len(job.prompt) + job.sampling.max_tokens
+
+
+def beginning(job: Job) -> str:
+    """A name for how a prompt begins: the same for jobs that may find each other's cached KV. "" for a short one."""
+    if len(job.prompt) < _BEGINNING:
+        return ""
+    whose = f"{job.origin.revision}:{job.cache_salt}:{'' if job.cache_salt else job.origin.tenant_id}"
+    return hashlib.sha256(whose.encode() + array("q", job.prompt[:_BEGINNING]).tobytes()).hexdigest()

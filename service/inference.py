@@ -158,6 +158,7 @@ def _order(
         timeout_s=front.settings.request_timeout_s,
         stop=data.stops,
         weight=principal.weight,
+        cache_salt=front.settings.cache_salt,
         trace_id=trace_id_of(traceparent),
         traceparent=traceparent,
         request_id=identity,

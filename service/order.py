@@ -35,6 +35,7 @@ class Order:
     stop: tuple[str, ...] = ()
     klass: JobClass = JobClass.INTERACTIVE
     weight: float = 1.0
+    cache_salt: str = ""  # as settings.cache_salt
     batch_id: UUID | None = None
     trace_id: str = ""
     traceparent: str = ""
@@ -68,6 +69,7 @@ class Order:
             sampling=self.sampling,
             klass=self.klass,
             weight=self.weight,
+            cache_salt=self.cache_salt,
             traceparent=self.traceparent,
         )
 

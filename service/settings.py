@@ -31,6 +31,7 @@ class Settings:
 
     dashboard_url: str  # where the reader's browser reaches the dashboard
     max_body_bytes: int  # of a request
+    share_prefixes: bool  # whether tenants find what others' requests have computed
     # In seconds
     lease_s: float  # a boot without progress for so long is dead
     request_timeout_s: float  # deadline of a request, from its admission
@@ -39,6 +40,11 @@ class Settings:
     drain_s: float  # after SIGTERM, for what is running
     key_cache_s: float  # how long a key is believed without asking Postgres again
     key_stale_s: float  # how long a known key is believed while Postgres is away
+
+    @property
+    def cache_salt(self) -> str:
+        """Of every job: "" keeps each tenant's cached prefixes to itself (see ``engine.protocol.Job``)."""
+        return "all" if self.share_prefixes else ""
 
     @property
     def spool(self) -> Path:
@@ -56,6 +62,7 @@ class Settings:
             secret=environment.get("PENNYWEIGHT_SECRET") or _secret_of(home),
             dashboard_url=environment.get("PENNYWEIGHT_DASHBOARD_URL") or "http://127.0.0.1:8501",
             max_body_bytes=int(_positive(environment, "MAX_BODY_BYTES", 4 << 20)),
+            share_prefixes=_switch(environment, "SHARE_PREFIXES"),
             lease_s=_positive(environment, "LEASE_S", 10),
             request_timeout_s=_positive(environment, "REQUEST_TIMEOUT_S", 600),
             settle_grace_s=_positive(environment, "SETTLE_GRACE_S", 30),
@@ -97,6 +104,13 @@ def _secret_of(home: Path) -> str:
         return str(json.loads((home / SECRETS_NAME).read_bytes())["encryption"])
     except (OSError, ValueError, KeyError):
         return ""
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(f"PENNYWEIGHT_{name}") or "0"
+    if text not in {"0", "1"}:
+        raise SettingsError(f"PENNYWEIGHT_{name} must be 1 or 0, not {text!r}.")
+    return text == "1"
 
 
 def _positive(environment: Mapping[str, str], name: str, default: float) -> float:

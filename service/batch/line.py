@@ -56,6 +56,7 @@ class Desk:
     database: Engine
     seal: Seal
     timeout_s: float  # of a request
+    cache_salt: str
 
 
 class LineRun:
@@ -116,6 +117,7 @@ class LineRun:
             stop=data.stops,
             klass=JobClass.BATCH,
             weight=self._batch.weight,
+            cache_salt=self._desk.cache_salt,
             batch_id=self._batch.id,
             trace_id=trace_id_of(traceparent),
             traceparent=traceparent,

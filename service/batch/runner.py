@@ -45,6 +45,7 @@ class BatchRunner:
             database=database,
             seal=seal,
             timeout_s=settings.request_timeout_s,
+            cache_salt=settings.cache_salt,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="batches", daemon=True)

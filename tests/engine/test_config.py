@@ -26,6 +26,7 @@ def test_everything_can_be_said() -> None:
         "PENNYWEIGHT_KV_TOKENS": "1000",
         "PENNYWEIGHT_MAX_BATCH": "8",
         "PENNYWEIGHT_STEP_TOKENS": "64",
+        "PENNYWEIGHT_PREFIX_CACHE": "0",
         "PENNYWEIGHT_THREADS": "3",
         "PENNYWEIGHT_LEASE_S": "2.5",
         "PENNYWEIGHT_DRAIN_S": "1",
@@ -80,3 +81,15 @@ def test_what_the_user_set_for_openmp_stays() -> None:
     fresh: dict[str, str] = {}
     assert prepare_threads(5, fresh) == 5
     assert fresh == {"OMP_NUM_THREADS": "5", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "200"}
+
+
+@pytest.mark.parametrize(("value", "on"), [("", True), ("1", True), ("0", False)])
+def test_the_prefix_cache_is_on_unless_switched_off(value: str, on: bool) -> None:
+    config = WorkerConfig.from_environment({**NEEDED, "PENNYWEIGHT_PREFIX_CACHE": value})
+    assert config.engine("cpu").prefix_cache is config.engine("cuda").prefix_cache is on
+
+
+@pytest.mark.parametrize("value", ["no", "2", "true", " 0"])
+def test_what_is_no_switch_is_named(value: str) -> None:
+    with pytest.raises(ConfigError, match="PENNYWEIGHT_PREFIX_CACHE must be 1 or 0"):
+        WorkerConfig.from_environment({**NEEDED, "PENNYWEIGHT_PREFIX_CACHE": value})

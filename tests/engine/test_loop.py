@@ -349,6 +349,8 @@ def test_metrics_count_what_happened(redis_url: str, tmp_path: Path) -> None:
 
         assert value("vllm:prompt_tokens_total") == 20
         assert value("vllm:generation_tokens_total") == 5
+        assert value("vllm:prefix_cache_queries_total") == 20
+        assert value("vllm:prefix_cache_hits_total") == 0
         assert value("vllm:request_success_total", finished_reason="length") == 1
         assert value("vllm:inter_token_latency_seconds_count") == 4
         assert value("pennyweight_engine_steps_total") == 7

@@ -1,4 +1,5 @@
 import random
+from uuid import UUID
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_no_step_exceeds_its_budget_or_its_batch_and_no_row_is_left_while_somebo
         assert rows == 8 if behind else rows <= 8
         assert len(world.scheduled[-1]) <= 3
     assert len(world.reports) == 6
+
+
+def test_whatever_prompts_arrive_who_is_being_answered_gets_a_token_in_every_step_of_bounded_rows() -> None:
+    world = World(EngineConfig(max_batch=6, step_tokens=8), limits(num_blocks=200))
+    answered = [job(3, 40) for _ in range(4)]
+    for each in answered:
+        world.engine.add(each)
+    for _ in range(3):
+        world.step()
+    for number in range(30):
+        world.engine.add(job(40, 2, klass=list(JobClass)[number % 2], tenant=UUID(int=number % 3)))
+        if number % 3:
+            world.step()
+            drew = {chunk.request_id for chunk in world.runner.plans[-1].chunks if chunk.draws}
+            assert drew >= {each.request_id for each in answered}
+            assert sum(len(chunk.tokens) for chunk in world.runner.plans[-1].chunks) <= 8
 
 
 def test_interactive_goes_before_batch_and_equals_go_by_arrival() -> None:
@@ -100,6 +117,25 @@ def test_an_interactive_newcomer_pushes_out_batch_but_never_its_own_class() -> N
         assert world.tokens(each) == completion_of(each.prompt, each.sampling.max_tokens)
 
 
+def test_who_was_pushed_out_and_finds_room_at_once_gets_its_rows_once() -> None:
+    """Two prompts still behind are pushed out, the last and the one whose blocks are needed; the last fits again."""
+    world = World(EngineConfig(max_batch=4, step_tokens=8), limits(num_blocks=16, block_size=4, context_length=64))
+    large, small = job(32, 2, klass=BATCH), job(10, 2, klass=BATCH)
+    world.engine.add(large)
+    for _ in range(3):
+        world.step()
+    world.engine.add(small)
+    world.step()  # seven rows of the large one's last chunk, one of the small one
+    newcomer = job(26, 2)
+    world.engine.add(newcomer)
+    while world.engine.has_work:
+        world.step()
+        rows = sum(count for _, count in world.scheduled[-1])
+        assert rows == 8 or not any(s.missing > 1 for s in world.engine.scheduler.running)
+    for each in (large, small, newcomer):
+        assert world.tokens(each) == completion_of(each.prompt, 2)
+
+
 def test_batch_is_not_pushed_out_when_that_would_not_make_room() -> None:
     world = World(EngineConfig(max_batch=4, step_tokens=64), limits(num_blocks=8, block_size=4))
     first, deferred, newcomer = job(16, 4), job(4, 4, klass=BATCH), job(20, 2)
@@ -123,17 +159,6 @@ def test_a_newcomer_leaves_a_block_for_each_running_sequence_to_grow_into() -> N
     world.run()
     assert world.engine.scheduler.preemptions == 0
     assert len(world.tokens(newcomer)) == 2
-
-
-def test_at_least_one_token_is_always_computed() -> None:
-    asked = job(8, 4)
-    sequence = Sequence(
-        job=asked, arrival=0, tokens=asked.prompt, prompt=8, given=8, received_at=0.0, received_ns=0, inbox_ns=0
-    )
-    sequence.computed = 8  # all of it found somewhere
-    assert sequence.missing == 1
-    chunk = sequence.chunk(1, [0, 1], ())
-    assert (chunk.start, chunk.end, chunk.draws) == (7, 8, True)
 
 
 def test_a_request_that_fills_the_whole_memory_runs_beside_others_to_its_end() -> None:

@@ -204,9 +204,13 @@ def job(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
+    weight: float = 1.0,
+    cache_salt: str = "",
 ) -> Job:
+    """``prompt``: its tokens, or how many, which then no other job has."""
+    number = next(_ids)
     return Job(
-        request_id=request_id or UUID(int=next(_ids)),
+        request_id=request_id or UUID(int=number),
         attempt=attempt,
         origin=Origin(
             tenant_id=tenant,
@@ -221,7 +225,7 @@ def job(
             deadline=deadline,
             kind=kind,
         ),
-        prompt=prompt_of(prompt) if isinstance(prompt, int) else prompt,
+        prompt=prompt_of(prompt, number) if isinstance(prompt, int) else prompt,
         sampling=Sampling(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
@@ -233,6 +237,8 @@ def job(
         ),
         generated=[generated] if generated is not None else [],
         klass=klass,
+        weight=weight,
+        cache_salt=cache_salt,
         max_device_seconds=max_device_seconds,
         adapter=adapter,
         grammar=grammar,

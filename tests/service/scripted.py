@@ -151,7 +151,14 @@ class ScriptedWorker:
             await self.redis.delete(lease_key(self.boot))
 
     async def emit(
-        self, job: Job, ids: list[int], finish: FinishReason | None = None, *, index: int | None = None, error: str = ""
+        self,
+        job: Job,
+        ids: list[int],
+        finish: FinishReason | None = None,
+        *,
+        index: int | None = None,
+        error: str = "",
+        cached: int = 0,
     ) -> None:
         start = self._emitted.setdefault(job.request_id, len(job.generated[0]) if job.generated else 0)
         event = Event(
@@ -162,6 +169,7 @@ class ScriptedWorker:
             ids=ids,
             device_ns=1000 * (start + len(ids)),
             finish=finish,
+            cached_tokens=cached,
             queue_ns=1000,
             error=error,
         )

@@ -8,13 +8,14 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+import msgspec
 import redis as sync_redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from engine.protocol import Job, Origin, Sampling, inbox_key, lease_key
-from service.admission import Admission, Candidate, Cause, Granted, Refused, Scope
+from service.admission import Admission, Candidate, Cause, Granted, Refused, Scope, beginning
 from tests.service.conftest import NOTHING, held
 
 LEASE_S = 5
@@ -233,6 +234,57 @@ def test_the_living_worker_with_the_least_to_do_gets_the_job(redis_url):
         assert big.worker == "idle", "an idle worker takes a request of any size"
 
     run(redis_url, work, workers=("a", "b", "idle"))
+
+
+def test_prompts_that_begin_alike_go_to_one_worker_until_it_is_a_prompt_busier(redis_url):
+    """Not those of another tenant, and not to a worker that is gone or full."""
+    tenant = uuid.uuid4()
+
+    def chat(own: int, *, of: uuid.UUID = tenant, salt: str = "", begins: int = 5) -> Job:
+        plain = job(164, 36)
+        origin = msgspec.structs.replace(plain.origin, tenant_id=of)
+        prompt = [begins] * 100 + [own] * 64
+        return msgspec.structs.replace(plain, origin=origin, prompt=prompt, cache_salt=salt)
+
+    async def work(admission, connection):
+        both = [Candidate("a", 2000), Candidate("b", 2000)]
+
+        async def sent(asked: Job, candidates=both) -> str:
+            answer = await admission.admit(asked, [], candidates)
+            assert isinstance(answer, Granted)
+            return answer.worker
+
+        first = chat(1)
+        home = await sent(first)
+        other = "b" if home == "a" else "a"
+        await admission.release(first.request_id, used_tokens=0)
+        held = [chat(2), chat(3)]
+        assert await sent(held[0]) == home
+        assert await sent(held[1]) == other, "200 tokens busier, the prompt has 164"
+        assert await sent(chat(4)) == other, "it has seen the beginning now, and is no busier"
+        assert await sent(chat(5)) == home
+        for _ in range(8):
+            await sent(chat(6, of=uuid.uuid4(), begins=7))
+        loads = [int(await connection.get(f"pw:load:{worker}")) for worker in ("a", "b")]
+        assert loads == [1200, 1200], "strangers are spread by load"
+        friends = [chat(7, of=uuid.uuid4(), salt="all"), chat(8, of=uuid.uuid4(), salt="all")]
+        where = await sent(friends[0])
+        await admission.release(friends[0].request_id, used_tokens=0)
+        assert await sent(friends[1]) == where
+        rest = "b" if where == "a" else "a"
+        full = [Candidate(where, 1), Candidate(rest, 2000)]
+        assert await sent(chat(9, of=uuid.uuid4(), salt="all"), full) == rest
+        await connection.delete(lease_key(rest))
+        assert await sent(chat(9, of=uuid.uuid4(), salt="all")) == where
+        assert await connection.hlen("pw:beginnings") <= 13
+
+    run(redis_url, work, workers=("a", "b"))
+
+
+def test_what_is_remembered_of_beginnings_is_bounded():
+    names = {beginning(job(64, request_id=None))[:4] for _ in range(20)}
+    assert all(len(name) == 4 for name in names), "65,536 fields at most, whoever asks what"
+    assert beginning(job(63)) == ""
 
 
 def test_what_a_dead_owner_held_is_given_back_when_its_lease_ends(redis_url):
