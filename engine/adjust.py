@@ -13,7 +13,7 @@ frequency, presence (OpenAI, "Advanced usage: parameter details"): each token th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -47,7 +47,7 @@ def adjust(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 def _bias(logits: Tensor, rows: _Rows) -> None:
     if rows:
         at = _places(logits, rows, lambda one: [token for token, _ in one.bias])
-        logits[at] += _floats((value for _, one in rows for _, value in one.bias), logits)
+        logits[at] += _floats([value for _, one in rows for _, value in one.bias], logits)
 
 
 def _repeat(logits: Tensor, rows: _Rows) -> None:
@@ -94,8 +94,8 @@ def _places(logits: Tensor, rows: _Rows, tokens_of: Callable[[Draw], Sequence[in
     return _on(numbers, logits), _on(np.concatenate(tokens), logits)
 
 
-def _floats(values: Iterable[float], like: Tensor) -> Tensor:
-    return _on(np.fromiter(values, dtype=np.float32), like)
+def _floats(values: Sequence[float] | NDArray[np.float64], like: Tensor) -> Tensor:
+    return _on(np.asarray(values, dtype=np.float32), like)
 
 
 def _on(array: NDArray[np.generic], like: Tensor) -> Tensor:
