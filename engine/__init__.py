@@ -20,7 +20,10 @@ core — Engine: add, abort, step
 models — from a model's files to a decoder and a tokenizer
 kernels — what a decoder computes with
 runner — a plan into tensors, a step of the model, tokens out
+draws — what is asked of the sampler for a row
+adjust — bias, penalties and masks on logits
 sampler — tokens from logits
+logprobs — what the model thought of the tokens drawn
 
 exchange — one round trip to Redis between two steps
 inbox — jobs and aborts in

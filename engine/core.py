@@ -183,6 +183,8 @@ class Engine:
                 self._end(sequence, endings.FAILED)
             return
         self.meter.book(plan, result, self._limits, held_ns)
+        for number, logprob in result.logprobs.items():
+            sequences[number].logprobs = [logprob]
         for sequence, chunk, token in zip(sequences, plan.chunks, result.drawn, strict=True):
             assert (token is not None) == chunk.draws, "the runner draws exactly where the plan says"
             self.scheduler.ran(sequence, chunk, token)
@@ -226,6 +228,7 @@ class Engine:
             cached_tokens=sequence.cached_prompt,
             queue_ns=sequence.queue_ns,
             error=ending.error or "" if ending else "",
+            logprobs=sequence.logprobs if ids else None,
         )
         self._output.events.setdefault(sequence.job.origin.boot_id, []).append(event)
 

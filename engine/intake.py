@@ -35,7 +35,9 @@ class Fence:
 def refusal(job: Job, limits: ModelLimits) -> ErrorCode | None:
     """Why this job can never run here, else None. What passes cannot make a step raise or wait for ever."""
     longest = len(job.prompt) + job.sampling.max_tokens
-    known = [*job.prompt, *(token for ids in job.generated for token in ids), *job.sampling.stop_token_ids]
+    sampling = job.sampling
+    known = [*job.prompt, *(token for ids in job.generated for token in ids), *sampling.stop_token_ids]
+    known += [token for token, _ in sampling.logit_bias]
     checks = (
         (job.origin.kind is not Kind.GENERATE, ErrorCode.UNSUPPORTED_KIND),
         (len(job.generated) > 1, ErrorCode.UNSUPPORTED_CHOICES),
@@ -58,4 +60,9 @@ def _sane(sampling: Sampling) -> bool:
         and 0 < sampling.top_p <= 1
         and sampling.top_k >= 0
         and 0 <= sampling.min_p <= 1
+        and 0.01 <= sampling.repetition_penalty <= 100
+        and all(abs(penalty) <= 2 for penalty in (sampling.presence_penalty, sampling.frequency_penalty))
+        and all(abs(bias) <= 100 for _, bias in sampling.logit_bias)
+        and len({token for token, _ in sampling.logit_bias}) == len(sampling.logit_bias)
+        and (sampling.logprobs or 0) >= 0
     )

@@ -7,12 +7,12 @@ the step's token budget, so a new prompt, a chunk of one, a decode step and a re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from engine.protocol import Sampling
+from engine.protocol import Logprob, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Chunk:
     position: int  # index in the completion of the token drawn: with seed and choice it determines the noise
     sampling: Sampling
     banned: Sequence[int] = ()  # ids that must not be drawn (end of sequence before min_tokens)
+    seen: Sequence[int] = ()  # what penalties look at; its last ``position`` tokens are the completion so far
+    allowed: bytes | None = None  # structured output: bit t % 8 of byte t // 8 says whether token t may be drawn
 
     @property
     def end(self) -> int:
@@ -58,6 +60,7 @@ class StepResult:
     drawn: Sequence[int | None]  # one per chunk; None where the chunk did not draw
     device_ns: int  # time of the device for this step
     rows: Rows
+    logprobs: Mapping[int, Logprob] = field(default_factory=dict)  # by number of the chunk, where they were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,10 @@ class Origin(Message, frozen=True, kw_only=True):
 
 
 class Sampling(Message, frozen=True, kw_only=True):
-    """How tokens are drawn. Greedy when ``temperature`` is 0. Noise is a function of (seed, choice, position)."""
+    """How tokens are drawn. Greedy when ``temperature`` is 0. Noise is a function of (seed, choice, position).
+
+    Formulas and order of the penalties and the bias: engine/adjust.py.
+    """
 
     max_tokens: int
     min_tokens: int = 0
@@ -150,6 +153,11 @@ class Sampling(Message, frozen=True, kw_only=True):
     seed: int = 0  # always set by the owner, so that a second attempt draws what the first would have drawn
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0  # of tokens of prompt and completion, 0.01..100; 1: off
+    presence_penalty: float = 0.0  # of tokens of the completion, -2..2; likewise the next
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token, -100..100; each token once
+    logprobs: int | None = None  # tell of each token drawn, and of so many of the most likely ones; None: no
 
 
 class Job(Message, frozen=True, kw_only=True, tag="job"):
@@ -183,6 +191,14 @@ class Abort(Message, frozen=True, kw_only=True, tag="abort"):
 Inbound = Job | Abort
 
 
+class Logprob(Message, frozen=True, kw_only=True, array_like=True):
+    """Of one drawn token: natural logarithms of the model's own probabilities, whatever was asked of the draw."""
+
+    logprob: float
+    ids: list[int] = msgspec.field(default_factory=list)  # the most likely tokens, the likeliest first
+    logprobs: list[float] = msgspec.field(default_factory=list)  # theirs
+
+
 class Event(Message, frozen=True, kw_only=True, array_like=True):
     """What one step did for one choice of one request. Owners drop events of any attempt but the one they run."""
 
@@ -196,7 +212,7 @@ class Event(Message, frozen=True, kw_only=True, array_like=True):
     cached_tokens: int = 0  # of the prompt, by this attempt so far
     queue_ns: int = 0  # enqueued (stream id) until first scheduled; known from the first event on
     error: str = ""  # an ErrorCode with REFUSED, EXPIRED and FAILED
-    logprobs: list[float] | None = None
+    logprobs: list[Logprob] | None = None  # of ids, one each, where Sampling.logprobs asks for them
 
 
 class EventBatch(Message, frozen=True, kw_only=True, tag="events"):

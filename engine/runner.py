@@ -10,14 +10,17 @@ from typing import Final, Self
 import numpy as np
 import torch
 
+from engine.draws import Draw
 from engine.kernels.attention import AttentionKernel, Scoring, Span
 from engine.kernels.device import resolve, use_threads
 from engine.kernels.memory import Ints, KvMemory
 from engine.kernels.padded import PaddedAttention
 from engine.kernels.sparse import SparseAttention
+from engine.logprobs import Watch
 from engine.models import LoadedModel
 from engine.plan import Chunk, ModelLimits, Rows, StepPlan, StepResult
-from engine.sampler import Draw, draw
+from engine.protocol import Logprob
+from engine.sampler import draw
 
 BLOCK_SIZE: Final = 16
 
@@ -110,24 +113,29 @@ class TorchRunner:
         started = time.monotonic_ns()
         feed = Feed.of(plan)
         with torch.inference_mode():
-            ids = self._run(feed)
+            ids, told = self._run(feed)
         drawn: list[int | None] = [None] * len(plan.chunks)
-        drawing = (number for number, chunk in zip(feed.order, feed.chunks, strict=True) if chunk.draws)
+        drawing = [number for number, chunk in zip(feed.order, feed.chunks, strict=True) if chunk.draws]
         for number, token in zip(drawing, ids, strict=True):
             drawn[number] = token
-        return StepResult(drawn=drawn, device_ns=time.monotonic_ns() - started, rows=feed.rows())
+        logprobs = {drawing[row]: logprob for row, logprob in told.items()}
+        return StepResult(drawn=drawn, device_ns=time.monotonic_ns() - started, rows=feed.rows(), logprobs=logprobs)
 
-    def _run(self, feed: Feed) -> list[int]:
+    def _run(self, feed: Feed) -> tuple[list[int], dict[int, Logprob]]:
+        """The tokens drawn, and what is told of them by their number among these."""
         device = self._decoder.device
         tokens, positions, drawing = (
             torch.from_numpy(array).to(device) for array in (feed.tokens, feed.positions, feed.drawing)
         )
         attend = self._attention.prepare(feed.spans)
         logits = self._decoder.forward(tokens, positions, attend, drawing)
-        ids: list[int] = draw(logits, [_draw(chunk) for chunk in feed.chunks if chunk.draws]).tolist()
+        draws = [_draw(chunk) for chunk in feed.chunks if chunk.draws]
+        watch = Watch.of(logits, draws)
+        chosen = draw(logits, draws)
+        ids: list[int] = chosen.tolist()
         if device.type == "cuda" and not ids:
             torch.cuda.synchronize(device)  # nothing was fetched that would have waited
-        return ids
+        return ids, watch.tell(chosen) if watch else {}
 
 
 def choose_attention(memory: KvMemory, *, num_heads: int, scoring: Scoring) -> AttentionKernel:
@@ -147,6 +155,13 @@ def _draw(chunk: Chunk) -> Draw:
         choice=chunk.choice,
         position=chunk.position,
         banned=chunk.banned,
+        bias=sampling.logit_bias,
+        repetition=sampling.repetition_penalty,
+        presence=sampling.presence_penalty,
+        frequency=sampling.frequency_penalty,
+        seen=chunk.seen,
+        allowed=chunk.allowed,
+        logprobs=sampling.logprobs,
     )
 
 

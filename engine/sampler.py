@@ -1,58 +1,34 @@
 """Draws one token per row of logits, all rows at once.
 
-Order as in `transformers`: temperature, then top-k, top-p, min-p. Each of the three keeps the tokens at or above some
-logit, so together they are one threshold per row, ties included. The draw inverts the cumulative distribution over the
-kept tokens, in the order of the vocabulary, at one uniform number per (seed, choice, position). It depends on nothing
-else: not on the batch, the place in it, or the attempt.
+Order as in `transformers`: what changes single logits (``engine.adjust``), temperature, then top-k, top-p, min-p. Each
+of the last three keeps the tokens at or above some logit, so together they are one threshold per row, ties included.
+The draw inverts the cumulative distribution over the kept tokens, in the order of the vocabulary, at one uniform number
+per (seed, choice, position). It depends on nothing else: not on the batch, the place in it, or the attempt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-_GREEDY_BELOW: Final = 1e-5  # a temperature so low that only the largest logit is left
+from engine.adjust import adjust
+from engine.draws import Draw
+
 _FIRST_LOOK: Final = 256  # largest logits of a row among which the CPU looks for a nucleus first: sorting all is slow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """How to draw from one row of logits."""
-
-    temperature: float
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    choice: int = 0
-    position: int = 0  # index of the token in the completion
-    banned: Sequence[int] = ()
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < _GREEDY_BELOW
 
 
 def draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """logits: [rows, vocabulary], overwritten. Returns token ids, int64 [rows], on the same device."""
-    _ban(logits, draws)
+    logits = adjust(logits, draws)
     chosen = logits.argmax(-1)
     warm = [row for row, one in enumerate(draws) if not one.greedy]
     if warm:
         rows = torch.tensor(warm, device=logits.device)
         chosen[rows] = _sample(logits[rows].float(), [draws[row] for row in warm])
     return chosen
-
-
-def _ban(logits: Tensor, draws: Sequence[Draw]) -> None:
-    pairs = [(row, token) for row, one in enumerate(draws) for token in one.banned]
-    if pairs:
-        rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
-        logits[rows, tokens] = float("-inf")
 
 
 def _sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -17,7 +17,7 @@ from enum import Enum, auto
 
 from engine.kv import Chain
 from engine.plan import Chunk
-from engine.protocol import FinishReason, Job, JobClass
+from engine.protocol import FinishReason, Job, JobClass, Logprob
 
 _RANK = {klass: rank for rank, klass in enumerate(JobClass)}
 
@@ -51,6 +51,7 @@ class Sequence:
     inbox_ns: int  # waited in the inbox stream before that
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
+    logprobs: list[Logprob] | None = None  # of what the last step drew
 
     def __post_init__(self) -> None:
         self.chain = Chain(salt_of(self.job))
@@ -105,6 +106,7 @@ class Sequence:
             position=self.completion,
             sampling=self.job.sampling,
             banned=self._banned(eos),
+            seen=self._seen() if end == len(self.tokens) else (),
         )
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
@@ -129,6 +131,14 @@ class Sequence:
         if self.completion >= sampling.min_tokens:
             return ()
         return sampling.stop_token_ids if sampling.ignore_eos else eos + sampling.stop_token_ids
+
+    def _seen(self) -> tuple[int, ...]:
+        """What the penalties look at. It comes with every draw, so that a resumed attempt draws the same."""
+        sampling = self.job.sampling
+        if sampling.repetition_penalty != 1:
+            return tuple(self.tokens)
+        penalised = sampling.presence_penalty or sampling.frequency_penalty
+        return tuple(self.tokens[self.prompt :]) if penalised else ()
 
 
 def salt_of(job: Job) -> str:

@@ -12,6 +12,7 @@ auth — who is asking
 wire — OpenAI's requests, answers and errors
 workers — who serves which model, and who is alive
 text — template, tokens, detokenising, stop strings
+vocabulary — the bytes of single tokens
 reading — a typed request to token ids and sampling, for both owners
 order — a valid request, ready for admission
 reply — the answer, while the disconnect is watched
@@ -21,6 +22,7 @@ desk — what a generation needs of its owner
 generation — a request's life, from admission to settlement
 admission — limits, slot, worker and inbox in one Redis call
 completion — ids in, text out, up to a stop string
+logprobs — what the engine told of a token's likelihood, in words
 settlement — what it ended as, what is billed
 refusals — what was not admitted, counted
 

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from engine.protocol import Abort, AbortReason, AttemptSeen, Event, FinishReason, Status
 from service.admission import Granted, Refused, Usage
-from service.completion import Completion, Piece
+from service.completion import Piece
 from service.desk import DeniedError, Desk, UnavailableError
 from service.order import Order
 from service.settlement import (
@@ -59,7 +59,7 @@ class Generation:
         self._desk = desk
         self._failover_wait_s = failover_wait_s
         self._job = order.job(self.origin)
-        self._completion = Completion(order.model.text, order.stop, min_tokens=order.sampling.min_tokens)
+        self._completion = order.completion()
         self._admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost = False
         self._engine_done = False
@@ -89,12 +89,14 @@ class Generation:
         """One event of a worker. Events of another attempt, and those after a gap, are dropped."""
         if event.attempt != self._job.attempt or self._engine_done:
             return
-        if event.index != len(self._completion.ids):
-            if event.index > len(self._completion.ids):
-                self.lost()
-            return  # or it was told twice
+        if event.index < len(self._completion.ids):
+            return  # it was told twice
+        unknowing = event.ids and event.logprobs is None and self.order.sampling.logprobs is not None
+        if unknowing or event.index > len(self._completion.ids):
+            self.lost()  # some were missed, or the worker is of a version without logprobs
+            return
         self._note(event)
-        if self._completion.push(event.ids) and self.ended is None:
+        if self._completion.push(event.ids, event.logprobs) and self.ended is None:
             self.facts.kept = self._completion.kept
             self.end(finished(FinishReason.STOP))
         self.facts.generated = len(self._completion.ids)

@@ -174,4 +174,5 @@ def _form(kind: type[ChatForm | TextForm], order: Order, data: Parameters) -> Fo
         model=order.model.name,
         fingerprint=order.model.revision,
         includes_usage=data.includes_usage,
+        tells=order.sampling.logprobs is not None,
     )

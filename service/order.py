@@ -14,6 +14,7 @@ from uuid import UUID
 from billing.ids import uuid7
 from engine.protocol import Job, JobClass, Origin, Sampling
 from service.admission import Scope
+from service.completion import Completion
 from service.workers import Model
 
 _SEEDS: Final = 1 << 63
@@ -72,6 +73,12 @@ class Order:
             cache_salt=self.cache_salt,
             traceparent=self.traceparent,
         )
+
+    def completion(self) -> Completion:
+        """What it is answered with, before the first token."""
+        sampling = self.sampling
+        ending = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.model.eos_token_ids)}
+        return Completion(self.model.text, self.stop, min_tokens=sampling.min_tokens, ending=ending)
 
 
 def seed_of(asked: int | None) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from engine.protocol import Sampling
@@ -14,6 +16,7 @@ from service.wire.requests import ChatRequest, CompletionRequest
 from service.workers import Model
 
 _IN_THREAD: Final = 20_000  # characters; tokenising longer prompts would hold up the other requests
+_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)  # one way to write each, so that no token comes twice
 
 
 async def prompt_of(model: Model, data: ChatRequest | CompletionRequest) -> list[int]:
@@ -41,11 +44,31 @@ def sampling_of(model: Model, data: Parameters, *, prompt: int, wanted: int | No
         min_p=data.min_p or 0.0,
         seed=seed_of(data.seed),
         ignore_eos=bool(data.ignore_eos),
+        stop_token_ids=_known(data.stop_token_ids or (), model, "stop_token_ids"),
+        repetition_penalty=1.0 if data.repetition_penalty is None else data.repetition_penalty,
+        presence_penalty=data.presence_penalty or 0.0,
+        frequency_penalty=data.frequency_penalty or 0.0,
+        logit_bias=_bias(data.logit_bias or {}, model),
+        logprobs=data.told_logprobs,
     )
 
 
 def _where(data: Parameters) -> str:
     return "messages" if isinstance(data, ChatRequest) else "prompt"
+
+
+def _bias(given: Mapping[str, float], model: Model) -> tuple[tuple[int, float], ...]:
+    """OpenAI writes token ids as the keys of an object. A bias of 0 is none."""
+    if not all(_ID.fullmatch(key) for key in given):
+        raise errors.invalid("The keys of 'logit_bias' must be token ids in decimal digits.", param="logit_bias")
+    tokens = _known([int(key) for key in given], model, "logit_bias")
+    return tuple((token, value) for token, value in zip(tokens, given.values(), strict=True) if value)
+
+
+def _known(tokens: Sequence[int], model: Model, param: str) -> tuple[int, ...]:
+    if not all(0 <= token < model.vocab_size for token in tokens):
+        raise errors.invalid(f"Token ids must be between 0 and {model.vocab_size - 1}.", param=param)
+    return tuple(tokens)
 
 
 async def _chat(model: Model, data: ChatRequest) -> list[int]:
@@ -68,6 +91,4 @@ async def _text(model: Model, data: CompletionRequest) -> list[int]:
         if len(prompt) > _IN_THREAD:
             return await asyncio.to_thread(model.text.encode, prompt)
         return model.text.encode(prompt)
-    if not all(0 <= token < model.vocab_size for token in prompt):
-        raise errors.invalid(f"Token ids must be between 0 and {model.vocab_size - 1}.", param="prompt")
-    return prompt
+    return list(_known(prompt, model, "prompt"))

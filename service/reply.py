@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from engine.protocol import ErrorCode, Status
+from service.completion import joined
 from service.desk import DeniedError, UnavailableError
 from service.dispatch import Dispatch
 from service.generation import Generation
@@ -74,7 +75,7 @@ class Reply:
         if opening := self._form.opening():
             await _body(send, opening, more=True)
         async for piece in generation.pieces():
-            await _body(send, self._form.content(piece.text), more=True)
+            await _body(send, self._form.content(piece), more=True)
             generation.accepted(piece)
         ended = generation.ended
         if ended is None or ended.status is Status.CANCELLED:
@@ -93,8 +94,7 @@ class Reply:
         if ended is None or ended.status is Status.CANCELLED:
             return
         await generation.released()
-        text = "".join(piece.text for piece in pieces)
-        body = self._form.whole(text, ended.finish_reason, self._usage(generation))
+        body = self._form.whole(joined(pieces), ended.finish_reason, self._usage(generation))
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await _start(send, headers | self._rates(generation))
         await _body(send, body, more=False)

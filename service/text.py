@@ -17,6 +17,8 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from service.vocabulary import Vocabulary
+
 _BROKEN: Final = "\ufffd"  # what a byte sequence that is not (yet) UTF-8 decodes to
 _LONGEST_HOLD: Final = 32  # tokens that may wait for a character to complete
 
@@ -40,6 +42,7 @@ class Text:
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError("tokenizer.json is invalid") from error
         self._special_tokens = dict(special_tokens)
+        self.vocabulary = Vocabulary(self._tokenizer)
 
     @property
     def chats(self) -> bool:

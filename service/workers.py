@@ -39,6 +39,7 @@ class Model:
     kv_tokens: int  # a longer request fits no worker
     default_max_tokens: int
     vocab_size: int
+    eos_token_ids: tuple[int, ...]
     since: float  # UTC seconds
 
     @property
@@ -153,6 +154,7 @@ class Workers:
             kv_tokens=min(card.kv_tokens for card in cards),
             default_max_tokens=newest.default_max_tokens,
             vocab_size=newest.vocab_size,
+            eos_token_ids=newest.eos_token_ids,
             since=before.since if before else newest.started_at,
         )
 

@@ -23,6 +23,7 @@ from billing.database import DatabaseUnavailable, transaction
 from billing.ids import uuid7
 from engine.protocol import JobClass, Status
 from service.batch.file import CHAT, read_body, write_output
+from service.completion import Piece, joined
 from service.desk import DeniedError, UnavailableError
 from service.dispatch import Dispatch
 from service.generation import MAX_ATTEMPTS, Generation
@@ -140,7 +141,7 @@ class LineRun:
             )
             return
         await generation.released()
-        body = self._answer(generation, "".join(piece.text for piece in pieces), ended.finish_reason)
+        body = self._answer(generation, joined(pieces), ended.finish_reason)
         try:
             await self._keep(LineState.DONE, 200, body, generation.order.request_id, within_s=_remaining_s(generation))
         except BaseException:
@@ -150,7 +151,7 @@ class LineRun:
             generation.accepted(pieces[-1])
         generation.complete()
 
-    def _answer(self, generation: Generation, text: str, finish_reason: str) -> bytes:
+    def _answer(self, generation: Generation, answer: Piece, finish_reason: str) -> bytes:
         order = generation.order
         kind = ChatForm if order.endpoint == CHAT else TextForm
         form = kind(
@@ -159,10 +160,11 @@ class LineRun:
             model=order.model.name,
             fingerprint=order.model.revision,
             includes_usage=False,
+            tells=order.sampling.logprobs is not None,
         )
         prompt = len(order.prompt)
         counts = usage(prompt, min(generation.facts.cached_tokens, prompt), generation.billed_tokens)
-        return form.whole(text, finish_reason, counts)
+        return form.whole(answer, finish_reason, counts)
 
     async def _keep_error(self, error: ApiError, request_id: UUID, *, within_s: float) -> None:
         body = msgspec.json.encode(ErrorBody(error.body.error))

@@ -9,6 +9,8 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from service.completion import Piece
+from service.wire.logprobs import ChatLogprobs, TextLogprobs, chat_logprobs, text_logprobs
 from service.wire.responses import (
     AssistantMessage,
     ChatChoice,
@@ -30,11 +32,11 @@ class Form(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def content(self, text: str) -> bytes: ...
+    def content(self, piece: Piece) -> bytes: ...
 
     def closing(self, finish_reason: str, usage: Usage) -> bytes: ...
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> bytes: ...
+    def whole(self, answer: Piece, finish_reason: str, usage: Usage) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class _Base:
     model: str
     fingerprint: str
     includes_usage: bool  # the stream ends with a chunk of its own for it
+    tells: bool = False  # logprobs of what it says
 
     def _usage(self) -> UnsetType | None:
         return None if self.includes_usage else UNSET
@@ -55,15 +58,19 @@ class ChatForm(_Base):
     def opening(self) -> bytes:
         return self._chunk([ChunkChoice(delta=Delta(role="assistant", content="", refusal=None))])
 
-    def content(self, text: str) -> bytes:
-        return self._chunk([ChunkChoice(delta=Delta(content=text))])
+    def content(self, piece: Piece) -> bytes:
+        return self._chunk([ChunkChoice(delta=Delta(content=piece.text), logprobs=self._told(piece))])
 
     def closing(self, finish_reason: str, usage: Usage) -> bytes:
         last = self._chunk([ChunkChoice(delta=Delta(), finish_reason=_finish(finish_reason))])
         return last + (self._chunk([], usage) if self.includes_usage else b"") + DONE
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> bytes:
-        choice = ChatChoice(message=AssistantMessage(content=text), finish_reason=_finish(finish_reason))
+    def whole(self, answer: Piece, finish_reason: str, usage: Usage) -> bytes:
+        choice = ChatChoice(
+            message=AssistantMessage(content=answer.text),
+            logprobs=self._told(answer),
+            finish_reason=_finish(finish_reason),
+        )
         return _encoder.encode(
             ChatCompletion(
                 id=self._id(),
@@ -87,6 +94,9 @@ class ChatForm(_Base):
             )
         )
 
+    def _told(self, piece: Piece) -> ChatLogprobs | None:
+        return chat_logprobs(piece.told) if self.tells else None
+
     def _id(self) -> str:
         return f"chatcmpl-{self.request_id.hex}"
 
@@ -97,15 +107,19 @@ class TextForm(_Base):
     def opening(self) -> bytes:
         return b""
 
-    def content(self, text: str) -> bytes:
-        return event(self._object([TextChoice(text=text)], self._usage()))
+    def content(self, piece: Piece) -> bytes:
+        return event(self._object([TextChoice(text=piece.text, logprobs=self._told(piece))], self._usage()))
 
     def closing(self, finish_reason: str, usage: Usage) -> bytes:
         last = event(self._object([TextChoice(text="", finish_reason=_finish(finish_reason))], self._usage()))
         return last + (event(self._object([], usage)) if self.includes_usage else b"") + DONE
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> bytes:
-        return _encoder.encode(self._object([TextChoice(text=text, finish_reason=_finish(finish_reason))], usage))
+    def whole(self, answer: Piece, finish_reason: str, usage: Usage) -> bytes:
+        choice = TextChoice(text=answer.text, logprobs=self._told(answer), finish_reason=_finish(finish_reason))
+        return _encoder.encode(self._object([choice], usage))
+
+    def _told(self, piece: Piece) -> TextLogprobs | None:
+        return text_logprobs(piece.told) if self.tells else None
 
     def _object(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> TextCompletion:
         return TextCompletion(

@@ -1,6 +1,6 @@
 """What a request may say. Supported parameters are typed and bounded; the rest of OpenAI's are refused by name.
 
-A parameter that would change nothing at the value it has (``n=1``, ``tools=[]``, a penalty of 0) is accepted, because
+A parameter that would change nothing at the value it has (``n=1``, ``tools=[]``, ``echo=false``) is accepted, because
 clients send them; so are those that only label a request.
 """
 
@@ -16,8 +16,11 @@ from service.wire.errors import ApiError, invalid, unsupported
 
 Stop = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 MAX_STOPS: Final = 4
+MAX_STOP_IDS: Final = 128
+MAX_BIASES: Final = 1024
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 # Values, beside null, at which a parameter changes nothing.
@@ -25,17 +28,13 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_cache_options": (),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
@@ -44,7 +43,6 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -64,6 +62,9 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     stop: Stop | list[Stop] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None  # token id: what its logit gets
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Beyond OpenAI, as vLLM names them
@@ -71,6 +72,8 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None  # -1 and 0: off
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_STOP_IDS)] | None = None
     # Labels, without effect
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -78,11 +81,7 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     # At neutral values only
-    frequency_penalty: object = None
-    logit_bias: object = None
-    logprobs: object = None
     n: object = None
-    presence_penalty: object = None
 
     @property
     def streams(self) -> bool:
@@ -91,6 +90,11 @@ class Parameters(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """How many of the most likely tokens to tell of, beside each of the answer; None: nothing is told."""
+        return None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -114,6 +118,8 @@ def _check(request: Parameters) -> None:
     _refuse_what_is_not_neutral(request)
     if len(request.stops) > MAX_STOPS:
         raise invalid(f"'stop' may hold at most {MAX_STOPS} strings.", param="stop")
+    if len(request.logit_bias or ()) > MAX_BIASES:
+        raise invalid(f"'logit_bias' may hold at most {MAX_BIASES} tokens.", param="logit_bias")
     if request.stream_options is not None and not request.streams:
         raise invalid("'stream_options' is only allowed together with 'stream'.", param="stream_options")
 
@@ -137,7 +143,7 @@ _FIELD: Final = re.compile(r"field `([A-Za-z_][A-Za-z0-9_]{0,63})`")
 def _explain(text: str) -> ApiError:
     """Msgspec's message without what it may quote from the body."""
     found = _PATH.search(text)
-    path = found[1] if found else ""
+    path = found[1].removesuffix("[...]") if found else ""
     what = text[: found.start()] if found else text
     field = _FIELD.search(what)
     param = ".".join(part for part in (path, field[1] if field else "") if part) or None

@@ -37,6 +37,8 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     audio: object = None
     function_call: object = None
     functions: object = None
@@ -51,13 +53,19 @@ class ChatRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     store: object = None
     tool_choice: object = None
     tools: object = None
-    top_logprobs: object = None
     verbosity: object = None
     web_search_options: object = None
 
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """Raises ApiError."""
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def conversation(self) -> list[Message]:
         """Roles and texts as a chat template takes them. Raises ApiError."""
@@ -68,6 +76,7 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/completions"""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     best_of: object = None
     echo: object = None
     suffix: object = None
@@ -75,6 +84,10 @@ class CompletionRequest(Parameters, forbid_unknown_fields=True, kw_only=True):
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def told_logprobs(self) -> int | None:
+        return self.logprobs
 
     def one_prompt(self) -> str | list[int]:
         """The text, or the token ids. Raises ApiError."""

@@ -7,6 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from service.wire.logprobs import ChatLogprobs, TextLogprobs
+
 Finish = Literal["stop", "length"]
 
 
@@ -45,7 +47,7 @@ class AssistantMessage(_Wire, frozen=True, kw_only=True):
 class ChatChoice(_Wire, frozen=True, kw_only=True):
     index: int = 0
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish
 
 
@@ -68,7 +70,7 @@ class Delta(_Wire, frozen=True, kw_only=True):
 class ChunkChoice(_Wire, frozen=True, kw_only=True):
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
 
 
@@ -85,7 +87,7 @@ class ChatChunk(_Wire, frozen=True, kw_only=True):
 class TextChoice(_Wire, frozen=True, kw_only=True):
     text: str
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: Finish | None = None
 
 

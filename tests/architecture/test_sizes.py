@@ -7,7 +7,7 @@ from tests.architecture.source import PACKAGES, modules, name
 FILE_LINES = 300
 FUNCTION_LINES = 60
 LONG_FILES = {
-    "engine/protocol.py": 411,  # the contract of the whole system is one file on purpose
+    "engine/protocol.py": 427,  # the contract of the whole system is one file on purpose
     "service/dispatch.py": 335,
 }
 LONG_FUNCTIONS: dict[str, int] = {}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
-import gguf
 import pytest
-import torch
 
 from engine.models import LoadedModel, load
 
@@ -15,23 +12,6 @@ from engine.models import LoadedModel, load
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> LoadedModel:
     return load(str(smollm2_gguf), device="cpu")
-
-
-@pytest.fixture(scope="session")
-def transformers_smollm2(smollm2_gguf: Path):
-    """`transformers`' own reading of the same file: (model, tokenizer)."""
-    transformers = pytest.importorskip("transformers")
-    with pytest.MonkeyPatch.context() as patch:
-        # It parses the whole file three times and makes one table of names hundreds of times: 40 seconds, else 15.
-        for name in ("GGUFReader", "get_tensor_name_map"):
-            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
-        return _read_by_transformers(transformers, smollm2_gguf)
-
-
-def _read_by_transformers(transformers, smollm2_gguf: Path):
-    place = {"pretrained_model_name_or_path": smollm2_gguf.parent, "gguf_file": smollm2_gguf.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(**place)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,12 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.sampler import Draw, draw, kept, uniforms
+from engine.adjust import adjust
+from engine.draws import Draw
+from engine.logprobs import Watch
+from engine.sampler import draw, kept, uniforms
 
 VOCABULARY = 1000
 
@@ -58,6 +62,124 @@ FILTERS = {
 }
 
 
+SEEN = (5, 7, 7, 900, 5, 3, 3, 3, 999)  # the last five are the completion
+ADJUSTMENTS = {
+    "repetition": Draw(temperature=0.0, repetition=1.7, seen=SEEN, position=5),
+    "repetition below one": Draw(temperature=0.0, repetition=0.6, seen=SEEN, position=5),
+    "presence": Draw(temperature=0.0, presence=1.5, seen=SEEN, position=5),
+    "frequency": Draw(temperature=0.0, frequency=-0.7, seen=SEEN, position=5),
+    "presence and frequency": Draw(temperature=0.0, presence=-0.25, frequency=0.5, seen=SEEN, position=5),
+    "bias": Draw(temperature=0.0, bias=((3, 4.5), (8, -100.0), (900, 1.0))),
+    "bans": Draw(temperature=0.0, banned=(1, 2, 900)),
+    "a mask": Draw(temperature=0.0, allowed=bytes(n % 251 for n in range(125))),
+    "all of them": Draw(
+        temperature=0.0,
+        repetition=1.3,
+        presence=0.5,
+        frequency=0.25,
+        bias=((7, 3.0), (4, -1.0)),
+        banned=(0,),
+        seen=SEEN,
+        position=5,
+        allowed=b"\xfe" + b"\xff" * 124,
+    ),
+    "penalties before the first token": Draw(temperature=0.0, presence=1.0, frequency=1.0, repetition=2.0),
+    "penalties of the prompt alone": Draw(temperature=0.0, presence=1.0, frequency=1.0, seen=SEEN, position=0),
+}
+
+
+def adjusted_by_the_book(row, one):
+    """Token by token, with `transformers`' own processors where it has one."""
+    scores = row.unsqueeze(0).float()
+    ids = torch.tensor([list(one.seen)], dtype=torch.int64)
+    if one.bias:
+        given = [[[token], bias] for token, bias in one.bias]
+        scores = transformers.SequenceBiasLogitsProcessor(given)(torch.tensor([[0]]), scores)
+    if one.repetition != 1 and one.seen:
+        scores = transformers.RepetitionPenaltyLogitsProcessor(one.repetition)(ids, scores)
+    scores = scores[0].clone()
+    completion = list(one.seen[len(one.seen) - one.position :])
+    for token in set(completion):  # OpenAI: mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence
+        scores[token] -= completion.count(token) * one.frequency + one.presence
+    for token in range(len(scores)):
+        barred = one.allowed is not None and not one.allowed[token // 8] >> token % 8 & 1
+        if barred or token in one.banned:
+            scores[token] = -math.inf
+    return scores
+
+
+@pytest.mark.parametrize("one", ADJUSTMENTS.values(), ids=ADJUSTMENTS.keys())
+def test_adjusted_logits_are_those_of_transformers_and_of_openais_formula(one):
+    for row in logits_of(5):
+        torch.testing.assert_close(adjust(row.unsqueeze(0).clone(), [one])[0], adjusted_by_the_book(row, one))
+
+
+def test_rows_are_adjusted_apart_and_the_others_keep_their_values():
+    draws = [mixed for one in ADJUSTMENTS.values() for mixed in (one, Draw(temperature=0.0))]
+    logits = logits_of(len(draws))
+    found = adjust(logits.clone(), draws)
+    for number, one in enumerate(draws):
+        torch.testing.assert_close(found[number], adjusted_by_the_book(logits[number], one))
+        assert one.adjusts or torch.equal(found[number], logits[number])
+
+
+def test_penalties_are_reckoned_in_full_precision():
+    row = logits_of(1).to(torch.bfloat16)
+    one = ADJUSTMENTS["all of them"]
+    torch.testing.assert_close(adjust(row.clone(), [one])[0], adjusted_by_the_book(row[0], one))
+
+
+class Counted(TorchDispatchMode):
+    """What torch was asked to do, and how many values each call touched."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.calls.append((func.name(), found.numel() if isinstance(found, torch.Tensor) else 0))
+        return found
+
+
+def test_rows_that_ask_for_nothing_cost_nothing():
+    logits = logits_of(8)
+    with Counted() as plain:
+        assert Watch.of(logits, [Draw(temperature=0.0)] * 8) is None
+        draw(logits.clone(), [Draw(temperature=0.0)] * 8)
+    assert [name for name, _ in plain.calls] == ["aten::clone", "aten::argmax"]
+    penalised = dataclasses.replace(ADJUSTMENTS["all of them"], allowed=None)
+    with Counted() as mixed:
+        adjust(logits, [penalised, *[Draw(temperature=0.0)] * 7])
+    places = max(len(SEEN), len(penalised.bias), len(penalised.banned))
+    written = [count for name, count in mixed.calls if "index_put" not in name and count > places]
+    assert written == [], "nothing as long as the vocabulary is touched, and no other row"
+    assert sum("index_put" in name for name, _ in mixed.calls) == 4
+
+
+def test_told_logprobs_are_the_models_own_whatever_is_asked_of_the_draw():
+    draws = [dataclasses.replace(one, temperature=2.0, logprobs=n % 4) for n, one in enumerate(ADJUSTMENTS.values())]
+    draws.insert(3, Draw(temperature=1.0))
+    logits = logits_of(len(draws))
+    expected = torch.log_softmax(logits.double(), -1)
+    watch = Watch.of(logits, draws)
+    tokens = draw(logits.clone(), draws)
+    told = watch.tell(tokens)
+    assert sorted(told) == [n for n, one in enumerate(draws) if one.logprobs is not None]
+    for number, logprob in told.items():
+        best = expected[number].topk(draws[number].logprobs)
+        assert logprob.logprob == pytest.approx(float(expected[number, tokens[number]]), abs=1e-5)
+        assert logprob.ids == best.indices.tolist()
+        assert logprob.logprobs == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_told_logprobs_are_no_more_than_there_are_tokens():
+    logits = logits_of(1, vocabulary=6)
+    told = Watch.of(logits, [Draw(temperature=0.0, logprobs=20)]).tell(logits.argmax(-1))
+    assert sorted(told[0].ids) == list(range(6))
+    assert sum(math.exp(value) for value in told[0].logprobs) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("one", FILTERS.values(), ids=FILTERS.keys())
 def test_kept_tokens_are_those_that_transformers_keeps(one):
     for row in logits_of(20):
@@ -85,6 +207,7 @@ def test_draws_follow_the_exact_distribution(one):
 def test_every_row_has_its_own_way():
     """A batch of all filters at once, greedy rows between, equals each row alone; so does any order of it."""
     draws = [dataclasses.replace(one, seed=n, position=n) for n, one in enumerate(FILTERS.values())]
+    draws += [dataclasses.replace(one, seed=n, temperature=n % 3 / 2) for n, one in enumerate(ADJUSTMENTS.values())]
     draws = [mixed for one in draws for mixed in (one, Draw(temperature=0.0, seed=5))]
     logits = logits_of(len(draws))
     together = drawn(logits, draws)

@@ -30,6 +30,7 @@ from engine.protocol import (
     EventBatch,
     FinishReason,
     Job,
+    Logprob,
     Outcome,
     WorkerCard,
     WorkerState,
@@ -62,6 +63,12 @@ def byte_tokenizer() -> Tokenizer:
 
 TOKENIZER = byte_tokenizer()
 REVISION = "scripted-revision"
+
+
+def logprob_of(token: int, count: int) -> Logprob:
+    """What a worker tells of a token: it is the likeliest but one, after the token whose id is one higher."""
+    best = [(token + 1 - n) % 257 for n in range(count)]
+    return Logprob(logprob=-1.0 - token / 1000, ids=best, logprobs=[-token / 1000 - n for n in range(count)])
 
 
 def ids_of(text: str) -> list[int]:
@@ -172,6 +179,7 @@ class ScriptedWorker:
             cached_tokens=cached,
             queue_ns=1000,
             error=error,
+            logprobs=None if (told := job.sampling.logprobs) is None else [logprob_of(one, told) for one in ids],
         )
         self._emitted[job.request_id] = start + len(ids)
         batch = EventBatch(worker=self.boot, step=0, events=[event])
@@ -241,7 +249,8 @@ class ScriptedWorker:
     async def _answer(self, job: Job) -> None:
         given = len(job.generated[0]) if job.generated else 0
         whole = self.answer(job)[: job.sampling.max_tokens]
-        finish = FinishReason.STOP if whole and whole[-1] == END else FinishReason.LENGTH
+        ends = bool(whole) and whole[-1] in (END, *job.sampling.stop_token_ids)
+        finish = FinishReason.STOP if ends else FinishReason.LENGTH
         rest = whole[given:]
         if not self.step_s:
             await self.emit(job, rest, finish)
