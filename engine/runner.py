@@ -117,6 +117,15 @@ class TorchRunner:
             drawn[number] = token
         return StepResult(drawn=drawn, device_ns=time.monotonic_ns() - started, rows=feed.rows())
 
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Of every position of a text, to measure quality: [len(tokens), vocabulary]. Overwrites the first blocks."""
+        device, count = self._decoder.device, len(tokens)
+        blocks = np.arange(-(-count // self._memory.block_size))
+        with torch.inference_mode():
+            attend = self._attention.prepare([Span(first=0, count=count, start=0, blocks=blocks)])
+            positions = torch.arange(count, device=device)
+            return self._decoder.forward(torch.tensor(tokens, device=device), positions, attend, positions)
+
     def _run(self, feed: Feed) -> list[int]:
         device = self._decoder.device
         tokens, positions, drawing = (

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.attention import StepAttention
-from engine.kernels.linear import Linear, make_linear
+from engine.kernels.linear import Linear, make_head, make_linear
 from engine.models.config import ModelConfig
 from engine.models.weights import ROPE_FACTORS, Reader
 
@@ -90,7 +90,7 @@ def build(config: ModelConfig, reader: Reader) -> Decoder:
         embedding=embedding,
         layers=tuple(_layer(config, reader, f"model.layers.{number}") for number in range(config.num_layers)),
         norm=reader.take("model.norm.weight", (config.hidden_size,)),
-        head=make_linear(head),
+        head=make_head(head, reader.arithmetic),
         frequencies=_frequencies(config, reader),
     )
     reader.check_nothing_left()
@@ -119,9 +119,8 @@ def _layer(config: ModelConfig, reader: Reader, name: str) -> Layer:
 
 def _linear(reader: Reader, name: str, outputs: dict[str, int], *, inputs: int, bias: bool) -> Linear:
     weight = reader.take_rows({f"{name}.{part}.weight": (size, inputs) for part, size in outputs.items()})
-    return make_linear(
-        weight, reader.take_rows({f"{name}.{part}.bias": (size,) for part, size in outputs.items()}) if bias else None
-    )
+    biases = reader.take_rows({f"{name}.{part}.bias": (size,) for part, size in outputs.items()}) if bias else None
+    return make_linear(weight, biases, reader.arithmetic)
 
 
 def _qkv(config: ModelConfig, reader: Reader, name: str) -> Linear:
@@ -136,7 +135,7 @@ def _qkv(config: ModelConfig, reader: Reader, name: str) -> Linear:
         pair_dimensions(weight[:turned], head_dim=config.head_dim)
         if bias is not None:
             pair_dimensions(bias[:turned], head_dim=config.head_dim)
-    return make_linear(weight, bias)
+    return make_linear(weight, bias, reader.arithmetic)
 
 
 def pair_dimensions(rows: Tensor, *, head_dim: int) -> None:
