@@ -1,6 +1,6 @@
 """The engine alone, in this process: the workload through `Engine.step`, beside the limits of this machine.
 
-    python -m benchmarks.engine --model FILE_OR_FOLDER [--batch 16 32] [--step-tokens 256] [--threads N]
+    python -m benchmarks.engine --model FILE_OR_FOLDER [--weights fp32 int8] [--batch 16 32] [--threads N]
 
 W1: all requests at once, at most --batch of them running. W3: one request alone. Greedy, end of sequence ignored. Also
 prints where the time went: in steps, outside of them, and what deciding a step cost.
@@ -22,6 +22,7 @@ from uuid import UUID
 from benchmarks.workload import Request, Workload, generate, read
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.kernels.arithmetic import Arithmetic
 from engine.meter import Identity, Meter, unaccounted_ns
 from engine.plan import Runner
 from engine.protocol import Interval, Job, Origin, Sampling
@@ -130,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--weights", type=Arithmetic, nargs="*", default=[Arithmetic.AUTO])
     parser.add_argument("--batch", type=int, nargs="*", default=[16, 32])
     parser.add_argument("--step-tokens", type=int, default=EngineConfig().step_tokens)
     parser.add_argument("--threads", type=int)
@@ -145,13 +147,15 @@ def main() -> None:
     from engine.runner import TorchRunner  # noqa: PLC0415 — as above
 
     work = read(arguments.workload) if arguments.workload else generate()
-    model = models.load(arguments.model, device=arguments.device)
-    runner = TorchRunner(model, device=str(model.decoder.device), kv_memory_bytes=1 << 30, threads=threads)
     config = EngineConfig(step_tokens=arguments.step_tokens, max_batch=16)
-    run(runner, config, work.requests[:4])  # first steps of a process are slow
-    for batch in arguments.batch:
-        report_batch(runner, replace(config, max_batch=batch), work, arguments.repeats)
-    report_single(runner, config, work, 3 * arguments.repeats)
+    for arithmetic in arguments.weights:
+        print(f"weights {arithmetic}")
+        model = models.load(arguments.model, device=arguments.device, arithmetic=arithmetic)
+        runner = TorchRunner(model, device=str(model.decoder.device), kv_memory_bytes=1 << 30, threads=threads)
+        run(runner, config, work.requests[:4])  # first steps of a process are slow
+        for batch in arguments.batch:
+            report_batch(runner, replace(config, max_batch=batch), work, arguments.repeats)
+        report_single(runner, config, work, 3 * arguments.repeats)
     roofline.main()
 
 

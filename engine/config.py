@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.kernels.arithmetic import Arithmetic
+
 
 class ConfigError(Exception):
     """The environment does not say enough, or says something impossible. The message names the variable."""
@@ -47,6 +49,7 @@ class WorkerConfig:
     model_name: str  # public name
     deployment: str
     device: str  # auto, cpu, cuda or cuda:N
+    weights: Arithmetic
     name: str  # stable over restarts, held by one process at a time
     spool: Path
     kv_tokens: int | None  # size of the KV pool; None: by memory
@@ -73,6 +76,7 @@ class WorkerConfig:
             model_name=model_name,
             deployment=deployment,
             device=environment.get("PENNYWEIGHT_DEVICE") or "auto",
+            weights=_arithmetic(environment),
             name=environment.get("PENNYWEIGHT_WORKER_NAME") or f"{socket.gethostname()}/{deployment}",
             spool=Path(environment.get("PENNYWEIGHT_SPOOL") or ".pennyweight/spool/engine"),
             kv_tokens=_whole(environment, "KV_TOKENS"),
@@ -105,6 +109,14 @@ def _required(environment: Mapping[str, str], name: str, what: str) -> str:
     if value := environment.get(f"PENNYWEIGHT_{name}"):
         return value
     raise ConfigError(f"PENNYWEIGHT_{name} is not set: {what}.")
+
+
+def _arithmetic(environment: Mapping[str, str]) -> Arithmetic:
+    text = environment.get("PENNYWEIGHT_WEIGHTS") or Arithmetic.AUTO
+    try:
+        return Arithmetic(text)
+    except ValueError:
+        raise ConfigError(f"PENNYWEIGHT_WEIGHTS must be one of {', '.join(Arithmetic)}, not {text!r}.") from None
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

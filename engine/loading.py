@@ -38,7 +38,7 @@ class Loaded:
 def load(config: WorkerConfig, threads: int) -> Loaded:
     """Raises ConfigError when the model or the device is not usable as configured."""
     try:
-        model = models.load(config.model, device=config.device)
+        model = models.load(config.model, device=config.device, arithmetic=config.weights)
         place = model.decoder.device
         runner = TorchRunner(
             model,
@@ -60,6 +60,7 @@ def describe(card: WorkerCard, loaded: Loaded, config: WorkerConfig) -> WorkerCa
         device=loaded.device,
         device_kind=loaded.device_kind,
         revision=model.revision,
+        weights=model.arithmetic,
         context_length=limits.context_length,
         max_batch=loaded.engine.max_batch,
         default_max_tokens=min(config.default_max_tokens, limits.context_length),

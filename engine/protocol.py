@@ -1,7 +1,6 @@
 """The messages between owners, workers and the recorder, and the Redis keys they travel on.
 
-This file is the contract of the whole system: everything that crosses a process border is one of the Structs below,
-packed as MessagePack. It imports no torch, no HTTP and no money.
+The contract of the whole system: all that crosses a process border is one of the Structs below, packed as MessagePack.
 
     owner (gateway or batch runner) --Job, Abort--> inbox stream of one worker boot
     worker --EventBatch, one per step and owner--> events stream of that owner
@@ -353,6 +352,7 @@ class WorkerCard(Message, frozen=True, kw_only=True, tag="worker"):
     chat_template: str = ""
     special_tokens: dict[str, str] = msgspec.field(default_factory=dict)  # bos_token, eos_token … for the template
     started_at: float = 0.0
+    weights: str = "auto"  # arithmetic of the linears; what isn't the default shows in the revision too
 
 
 def pack(message: Message) -> bytes:

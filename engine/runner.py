@@ -121,6 +121,15 @@ class TorchRunner:
         logprobs = {drawing[row]: logprob for row, logprob in told.items()}
         return StepResult(drawn=drawn, device_ns=time.monotonic_ns() - started, rows=feed.rows(), logprobs=logprobs)
 
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Of every position of a text, to measure quality: [len(tokens), vocabulary]. Overwrites the first blocks."""
+        device, count = self._decoder.device, len(tokens)
+        blocks = np.arange(-(-count // self._memory.block_size))
+        with torch.inference_mode():
+            attend = self._attention.prepare([Span(first=0, count=count, start=0, blocks=blocks)])
+            positions = torch.arange(count, device=device)
+            return self._decoder.forward(torch.tensor(tokens, device=device), positions, attend, positions)
+
     def _run(self, feed: Feed) -> tuple[list[int], dict[int, Logprob]]:
         """The tokens drawn, and what is told of them by their number among these."""
         device = self._decoder.device

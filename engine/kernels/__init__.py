@@ -8,5 +8,8 @@ dense — attention over keys and values side by side, its masks
 chunk — dense attention for a span of several rows
 padded — single rows on any device, padded to the longest context
 sparse — single rows on the CPU, without gathering or padding
-linear — linear layers in the form that is quickest on the device
+linear — linear layers in the form that is quickest on the device, or that was asked for
+arithmetic — which forms there are
+int8 — exact products of integers, with channels mixed before they are rounded
+int4 — weights in groups of 32 with four bits each
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.attention import StepAttention
-from engine.kernels.linear import Linear, make_linear
+from engine.kernels.linear import Linear, make_head, make_linear
 from engine.models.config import Activation, LayerShape, ModelConfig
 from engine.models.weights import ROPE_FACTORS, Reader
 
@@ -128,7 +128,7 @@ def build(config: ModelConfig, reader: Reader) -> Decoder:
             _layer(config, shape, reader, f"model.layers.{number}") for number, shape in enumerate(config.layers)
         ),
         norm=_norm(config, reader, "model.norm", config.hidden_size),
-        head=make_linear(head),
+        head=make_head(head, reader.arithmetic),
         frequencies=_frequencies(config, reader),
     )
     reader.check_nothing_left()
@@ -178,9 +178,8 @@ def _head_norm(config: ModelConfig, reader: Reader, name: str) -> Tensor:
 
 def _linear(reader: Reader, name: str, outputs: dict[str, int], *, inputs: int, bias: bool) -> Linear:
     weight = reader.take_rows({f"{name}.{part}.weight": (size, inputs) for part, size in outputs.items()})
-    return make_linear(
-        weight, reader.take_rows({f"{name}.{part}.bias": (size,) for part, size in outputs.items()}) if bias else None
-    )
+    biases = reader.take_rows({f"{name}.{part}.bias": (size,) for part, size in outputs.items()}) if bias else None
+    return make_linear(weight, biases, reader.arithmetic)
 
 
 def _qkv(config: ModelConfig, reader: Reader, name: str) -> Linear:
@@ -195,7 +194,7 @@ def _qkv(config: ModelConfig, reader: Reader, name: str) -> Linear:
         pair_dimensions(weight[:turned], head_dim=config.head_dim)
         if bias is not None:
             pair_dimensions(bias[:turned], head_dim=config.head_dim)
-    return make_linear(weight, bias)
+    return make_linear(weight, bias, reader.arithmetic)
 
 
 def pair_dimensions(rows: Tensor, *, head_dim: int) -> None:

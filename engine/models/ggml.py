@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from engine.kernels.int4 import GROUP, packed
 from engine.models.errors import ModelError
 
 
@@ -58,6 +59,18 @@ def dequantise(data: Tensor, number: int, *, shape: tuple[int, ...], tensor: str
     if out.numel():
         layout.fill(data.view(-1, layout.bytes), out.view(-1, layout.elements))
     return out
+
+
+def four_bit_groups(data: Tensor, number: int, *, shape: tuple[int, ...]) -> Tensor | None:
+    """As engine.kernels.int4 has them; None for a type that is no multiple of four bits with scale and offset.
+
+    Equal numbers but for Q4_K, whose scales and minima, products of two numbers, are rounded to float16.
+    """
+    split = _FOUR_BITS.get(number)
+    if split is None or len(shape) != 2:
+        return None
+    steps, scale, offset = split(data.view(-1, format_of(number, tensor="").bytes))
+    return packed(steps, scale, offset).view(shape[0], shape[1] // GROUP, -1)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -174,4 +187,32 @@ _FORMATS: Final = {
     GgmlType.Q4_K: BlockFormat(256, 144, _q4_k),
     GgmlType.Q5_K: BlockFormat(256, 176, _q5_k),
     GgmlType.Q6_K: BlockFormat(256, 210, _q6_k),
+}
+
+
+def _split_q4_0(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(steps, scale, offset) of each group; likewise below."""
+    steps = blocks.new_empty(len(blocks), GROUP)
+    _nibbles(blocks[:, 2:], steps)
+    scale = _half(blocks, 0)
+    return steps, scale, scale * -8
+
+
+def _split_q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    steps = blocks.new_empty(len(blocks), GROUP)
+    _nibbles(blocks[:, 4:], steps)
+    return steps, _half(blocks, 0), _half(blocks, 2)
+
+
+def _split_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    steps = blocks.new_empty(len(blocks), 8, GROUP)
+    _nibble_groups(blocks[:, 16:].contiguous(), steps)
+    scales, minima = _six_bit_scales(blocks[:, 4:16].contiguous())
+    return steps, scales.mul_(_half(blocks, 0)).unsqueeze(-1), minima.mul_(_half(blocks, 2)).neg_().unsqueeze(-1)
+
+
+_FOUR_BITS: Final[dict[int, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]] = {
+    GgmlType.Q4_0: _split_q4_0,
+    GgmlType.Q4_1: _split_q4_1,
+    GgmlType.Q4_K: _split_q4_k,
 }

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.models.errors import ModelError
-from engine.models.ggml import dequantise, format_of
+from engine.models.ggml import dequantise, format_of, four_bit_groups
 
 MAGIC: Final = b"GGUF"
 _STRING: Final = 8
@@ -77,11 +77,19 @@ class GgufFile:
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor as float32."""
         info = self.tensors[name]
+        return dequantise(self._data(info), info.kind, shape=info.shape, tensor=name)
+
+    def groups(self, name: str) -> torch.Tensor | None:
+        """A matrix as four-bit groups (engine.kernels.int4), if its type can be told so."""
+        info = self.tensors[name]
+        return four_bit_groups(self._data(info), info.kind, shape=info.shape)
+
+    def _data(self, info: GgufTensor) -> torch.Tensor:
         data = torch.empty(info.bytes, dtype=torch.uint8)
         self._file.seek(info.offset)
         if self._file.readinto(data.numpy().data) != info.bytes:
-            raise ModelError(f"the file ends within tensor {name}")
-        return dequantise(data, info.kind, shape=info.shape, tensor=name)
+            raise ModelError(f"the file ends within tensor {info.name}")
+        return data
 
 
 class _Cursor:

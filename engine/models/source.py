@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from engine.kernels.arithmetic import Arithmetic
 from engine.models import tokenizer, tokenizer_gguf
 from engine.models.config import ModelConfig
 from engine.models.config_gguf import from_metadata, layout_of
@@ -42,17 +43,20 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     revision: str  # see engine.models.revision
     context_length: int
+    arithmetic: Arithmetic = Arithmetic.AUTO  # of the linears
 
 
-def load_from(source: str, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def load_from(
+    source: str, *, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic = Arithmetic.AUTO
+) -> LoadedModel:
     path = Path(source).expanduser()
     try:
         if path.is_file():
-            return _load_gguf(path, device=device, dtype=dtype)
+            return _load_gguf(path, device=device, dtype=dtype, arithmetic=arithmetic)
         if path.is_dir():
-            return _load_folder(path, name=path.resolve().name, device=device, dtype=dtype)
+            return _load_folder(path, name=path.resolve().name, device=device, dtype=dtype, arithmetic=arithmetic)
         if _HUB_ID.fullmatch(source):
-            return _load_folder(_download(source), name=source, device=device, dtype=dtype)
+            return _load_folder(_download(source), name=source, device=device, dtype=dtype, arithmetic=arithmetic)
     except ModelError as error:
         raise ModelError(f"model {source}: {error}") from None
     except OSError as error:
@@ -60,7 +64,7 @@ def load_from(source: str, *, device: torch.device, dtype: torch.dtype) -> Loade
     raise ModelError(f"model {source}: there is no such file or folder, and it is no hub id like owner/name")
 
 
-def _load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def _load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic) -> LoadedModel:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ModelError("this is not a GGUF file; other single files are not supported, and pickles never will be")
@@ -68,7 +72,8 @@ def _load_gguf(path: Path, *, device: torch.device, dtype: torch.dtype) -> Loade
         fields = Fields(gguf.metadata, where="metadata")
         shape = _gguf_config(gguf, fields)
         files = tokenizer_gguf.from_gguf(fields)
-        decoder = _decoder(shape, GgufWeights(gguf, layout_of(fields, shape)), device=device, dtype=dtype)
+        weights = GgufWeights(gguf, layout_of(fields, shape))
+        decoder = _decoder(shape, weights, device=device, dtype=dtype, arithmetic=arithmetic)
     return _loaded(path.stem, shape, decoder, files, revision=digest(small={}, weights=[path]))
 
 
@@ -79,7 +84,9 @@ def _gguf_config(gguf: GgufFile, fields: Fields) -> ModelConfig:
     return from_metadata(fields, vocab_size=embedding.shape[0], tensors=gguf.tensors.keys())
 
 
-def _load_folder(folder: Path, *, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+def _load_folder(
+    folder: Path, *, name: str, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic
+) -> LoadedModel:
     small = {
         file.name: _text(file)
         for file in sorted(folder.iterdir())
@@ -95,13 +102,15 @@ def _load_folder(folder: Path, *, name: str, device: torch.device, dtype: torch.
         template=small.get("chat_template.jinja"),
     )
     weights = SafetensorsWeights(folder, _json(small, _INDEX) if _INDEX in small else None)
-    decoder = _decoder(shape, weights, device=device, dtype=dtype)
+    decoder = _decoder(shape, weights, device=device, dtype=dtype, arithmetic=arithmetic)
     return _loaded(name, shape, decoder, files, revision=digest(small=small, weights=weights.paths))
 
 
-def _decoder(shape: ModelConfig, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+def _decoder(
+    shape: ModelConfig, weights: Weights, *, device: torch.device, dtype: torch.dtype, arithmetic: Arithmetic
+) -> Decoder:
     with torch.inference_mode():
-        return build(shape, Reader(weights, dtype=dtype, device=device))
+        return build(shape, Reader(weights, dtype=dtype, device=device, arithmetic=arithmetic))
 
 
 def _loaded(name: str, shape: ModelConfig, decoder: Decoder, files: TokenizerFiles, *, revision: str) -> LoadedModel:

@@ -12,6 +12,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from engine.kernels.arithmetic import Arithmetic
 from engine.models.errors import ModelError
 from engine.models.fields import Fields
 from engine.models.gguf import GgufFile
@@ -66,6 +67,10 @@ class Weights(Protocol):
         """Float32, float16 or bfloat16, on the CPU."""
         ...
 
+    def groups(self, name: str) -> Tensor | None:
+        """As engine.kernels.int4 has them, if that is what the tensor is stored as."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufLayout:
@@ -95,6 +100,9 @@ class GgufWeights:
     def read(self, name: str) -> Tensor:
         tensor = self._file.tensor(self._theirs[name])
         return tensor - self._norm_offset if self._norm_offset and name.endswith("norm.weight") else tensor
+
+    def groups(self, name: str) -> Tensor | None:
+        return self._file.groups(self._theirs[name])
 
 
 def _hugging_face_name(name: str, layout: GgufLayout) -> str:
@@ -139,6 +147,9 @@ class SafetensorsWeights:
         tensor: Tensor = self._files[file].get_tensor(stored)
         return tensor
 
+    def groups(self, name: str) -> None:
+        """Nothing is stored so."""
+
     def _slice(self, name: str) -> _Slice:
         file, stored = self._where[name]
         description: _Slice = self._files[file].get_slice(stored)
@@ -181,7 +192,15 @@ def _open(path: Path) -> safetensors.safe_open:
 class Reader:
     """Takes tensors by name, checks their shapes, and knows what nobody took."""
 
-    def __init__(self, weights: Weights, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        arithmetic: Arithmetic = Arithmetic.AUTO,
+    ) -> None:
+        self.arithmetic = arithmetic
         self._weights = weights
         self._dtype = dtype
         self.device = device
@@ -195,8 +214,16 @@ class Reader:
         return self._place(self._read(name, shape), dtype)
 
     def take_rows(self, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-        """Several tensors stacked by rows into one, so that one multiplication does for all."""
-        return self._place(torch.cat([self._read(name, shape) for name, shape in shapes.items()]), None)
+        """Several tensors stacked by rows into one, so that one multiplication does for all.
+
+        For INT4 as four-bit groups (engine.kernels.int4), if all are stored so.
+        """
+        tensors = [self._read(name, shape) for name, shape in shapes.items()]
+        if self.arithmetic is Arithmetic.INT4:
+            groups = [group for name in shapes if (group := self._weights.groups(name)) is not None]
+            if len(groups) == len(shapes):
+                return torch.cat(groups)
+        return self._place(torch.cat(tensors), None)
 
     def forget(self, pattern: str) -> None:
         """Tensors that may be there and aren't needed."""

@@ -15,6 +15,7 @@ import click
 from service.settings import Settings
 
 _DEFAULT_API_URL: Final = "http://127.0.0.1:8080"
+WEIGHTS: Final = click.Choice(["auto", "fp32", "fp16", "int8", "int4"])
 
 
 @click.command()
@@ -32,7 +33,8 @@ def service(*, host: str, port: int, processes: int) -> None:
 @click.option("--model", help="A .gguf file, a Hugging Face folder or a hub id. Default: SmolLM2-135M-Instruct.")
 @click.option("--name", help="Public name of the model. Default: made from the model's own.")
 @click.option("--device", help="auto, cpu, cuda or cuda:N. Default: auto.")
-def engine(*, model: str | None, name: str | None, device: str | None) -> NoReturn:
+@click.option("--weights", type=WEIGHTS, help="Arithmetic of the weights on a CPU. Default: auto, which is fp32.")
+def engine(*, model: str | None, name: str | None, device: str | None, weights: str | None) -> NoReturn:
     """Run an engine worker. Every setting of docs/settings.md that the engine has may be given in the environment."""
     from service.home.model import find_model  # noqa: PLC0415 — see above
 
@@ -50,6 +52,8 @@ def engine(*, model: str | None, name: str | None, device: str | None) -> NoRetu
         environment["PENNYWEIGHT_MODEL_NAME"] = name
     if device:
         environment["PENNYWEIGHT_DEVICE"] = device
+    if weights:
+        environment["PENNYWEIGHT_WEIGHTS"] = weights
     _become("engine.worker", environment)
 
 

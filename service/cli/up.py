@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from service.cli.processes import WEIGHTS
 from service.home.model import DEFAULT_NAME
 from service.settings import find_home
 
@@ -26,6 +27,14 @@ from service.settings import find_home
 @click.option(
     "--device", envvar="PENNYWEIGHT_DEVICE", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."
 )
+@click.option(
+    "--weights",
+    type=WEIGHTS,
+    envvar="PENNYWEIGHT_WEIGHTS",
+    default="auto",
+    show_default=True,
+    help="Arithmetic of the weights on a CPU; auto is fp32.",
+)
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True, help="Of the API.")
 def up(
     *,
@@ -35,6 +44,7 @@ def up(
     no_dashboard: bool,
     model: str | None,
     device: str,
+    weights: str,
     processes: int,
 ) -> None:
     """Run the whole system on this machine: its own PostgreSQL and Valkey, engine, API, recorder, tasks, dashboard.
@@ -51,6 +61,7 @@ def up(
         processes=processes,
         model=model,
         device=device,
+        weights=weights,
     )
     print(f"Pennyweight in {options.home}", flush=True)
     run(options, say=lambda line: print(f"  {line}", flush=True), show=partial(print, flush=True))

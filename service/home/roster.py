@@ -35,6 +35,7 @@ class Plan:
     processes: int  # of the API
     model: Model
     device: str
+    weights: str
     drain_s: float
 
     @property
@@ -51,6 +52,7 @@ def engine(plan: Plan) -> Part:
         "PENNYWEIGHT_MODEL": str(plan.model.place),
         "PENNYWEIGHT_MODEL_NAME": plan.model.name,
         "PENNYWEIGHT_DEVICE": plan.device,
+        "PENNYWEIGHT_WEIGHTS": plan.weights,
         "PENNYWEIGHT_WORKER_NAME": readiness.worker_name(),
         "PENNYWEIGHT_SPOOL": str(plan.home.spool / "engine"),
     }

@@ -31,6 +31,7 @@ class Options:
     processes: int
     model: str | None
     device: str
+    weights: str = "auto"
 
 
 class Stop(BaseException):
@@ -208,5 +209,6 @@ class System:
             processes=self._options.processes,
             model=model,
             device=self._options.device,
+            weights=self._options.weights,
             drain_s=Settings.from_environment(environment).drain_s,
         )
