@@ -35,19 +35,20 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.meter import Identity, Meter
 from engine.plan import Runner
-from engine.protocol import AttemptReport, Job, Origin, Sampling
+from engine.protocol import AttemptReport, Job, Origin, Outcome, Sampling
 from engine.threads import prepare_threads
-from engine.timeline import Span, Timeline
+from engine.timeline import Clock, Span, Timeline
 
 Lengths = tuple[int, int]  # prompt, completion
 Who = frozenset[int]  # numbers of requests in a set
 
 _ALL: Who = frozenset(range(4))
+# Of costs within a factor of some five: the noise of the dearest would drown the true value of a very cheap one.
 _SETS: dict[str, tuple[Lengths, ...]] = {
-    "prefill-heavy": ((256, 2), (160, 2), (96, 2), (48, 2)),
-    "decode-heavy": ((24, 40), (16, 30), (12, 20), (8, 10)),
-    "long context": ((800, 8), (500, 8), (200, 8), (50, 8)),
-    "mixed": ((400, 3), (150, 10), (60, 20), (20, 30)),
+    "prefill-heavy": ((256, 2), (192, 2), (128, 2), (64, 2)),
+    "decode-heavy": ((32, 40), (24, 32), (16, 24), (8, 16)),
+    "long context": ((600, 8), (400, 14), (250, 20), (120, 26)),
+    "mixed": ((300, 4), (120, 12), (48, 24), (16, 32)),
 }
 _IDS = range(300, 30_000)  # ordinary words in the vocabulary of every model of interest
 
@@ -88,9 +89,11 @@ def job(request: Request) -> Job:
     )
 
 
-def engine_of(runner: Runner, config: EngineConfig, meter: type[Meter] = Meter) -> Engine:
+def engine_of(
+    runner: Runner, config: EngineConfig, meter: type[Meter] = Meter, clock: Clock = time.monotonic_ns
+) -> Engine:
     identity = Identity(worker="bench", device="bench", device_kind="bench", deployment="bench")
-    return Engine(runner, meter(identity, Timeline(Span.OVERHEAD), fixed_rows=config.fixed_rows), config)
+    return Engine(runner, meter(identity, Timeline(Span.OVERHEAD, clock), fixed_rows=config.fixed_rows), config)
 
 
 def fresh(lengths: Lengths) -> Request:
@@ -108,6 +111,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> Run:
         output = engine.step()
         device_ns += output.result.device_ns if output.result else 0
         reports |= {ended.report.request_id: ended.report for ended in output.ended}
+    assert all(report.outcome is Outcome.COMPLETED for report in reports.values()), "every request runs to its end"
     return Run(device_ns, [reports[each.request_id] for each in jobs])
 
 
@@ -226,16 +230,14 @@ def report_model(engine: Engine) -> None:
     print("  coefficients, µs: " + " ".join(f"{value / 1e3:.3g}" for value in model.coefficients))
 
 
-def attribute(engine: Engine, *, repeats: int) -> None:
+def measure(engine: Engine, *, repeats: int) -> dict[str, list[Repeat]]:
     by_set: dict[str, list[Repeat]] = {name: [] for name in _SETS}
     started = time.monotonic()
     for number in range(repeats):
         for name, repeat in one_repeat(engine, _SETS).items():
             by_set[name].append(repeat)
         print(f"repeat {number + 1} of {repeats}: {time.monotonic() - started:.0f} s", flush=True)
-    report(by_set)
-    report_requests(by_set)
-    report_model(engine)
+    return by_set
 
 
 def default_model() -> Path:
@@ -268,7 +270,10 @@ def main() -> None:
     started = time.monotonic()
     run(engine, generate().requests[: 4 if arguments.quick else 12])
     print(f"The meter has seen a workload of another kind for {time.monotonic() - started:.0f} s", flush=True)
-    attribute(engine, repeats=2 if arguments.quick else arguments.repeats)
+    by_set = measure(engine, repeats=2 if arguments.quick else arguments.repeats)
+    report(by_set)
+    report_requests(by_set)
+    report_model(engine)
     metering.report(runner, pairs=3 if arguments.quick else arguments.pairs)
 
 
