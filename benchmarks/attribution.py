@@ -40,11 +40,12 @@ from engine.threads import prepare_threads
 from engine.timeline import Clock, Span, Timeline
 
 Lengths = tuple[int, int]  # prompt, completion
+Sets = dict[str, tuple[Lengths, ...]]
 Who = frozenset[int]  # numbers of requests in a set
 
 _ALL: Who = frozenset(range(4))
 # Of costs within a factor of some five: the noise of the dearest would drown the true value of a very cheap one.
-_SETS: dict[str, tuple[Lengths, ...]] = {
+SETS: Sets = {
     "prefill-heavy": ((256, 2), (192, 2), (128, 2), (64, 2)),
     "decode-heavy": ((32, 40), (24, 32), (16, 24), (8, 16)),
     "long context": ((600, 8), (400, 14), (250, 20), (120, 26)),
@@ -143,7 +144,11 @@ def _in_proportion(whole: Run, weights: Sequence[int]) -> list[float]:
     return [whole.device_ns * weight / sum(weights) for weight in weights]
 
 
-def one_repeat(engine: Engine, sets: dict[str, tuple[Lengths, ...]]) -> dict[str, Repeat]:
+def shorter(sets: Sets) -> Sets:
+    return {name: tuple((prompt // 4, max(tokens // 4, 2)) for prompt, tokens in each) for name, each in sets.items()}
+
+
+def one_repeat(engine: Engine, sets: Sets) -> dict[str, Repeat]:
     """All subsets of all sets, in a random order."""
     todo = [(name, who) for name in sets for who in subsets()]
     random.shuffle(todo)
@@ -210,12 +215,12 @@ def report(by_set: dict[str, list[Repeat]]) -> None:
     print(f"The meter's median error is {median(columns['meter']) / better:.2f} of the better baseline's.")
 
 
-def report_requests(by_set: dict[str, list[Repeat]]) -> None:
+def report_requests(by_set: dict[str, list[Repeat]], sets: Sets) -> None:
     print("\nEach request: true milliseconds, and what they say of it (medians of the repeats)")
     for kind, repeats in by_set.items():
         true = shapley(medians(repeats))
         said = {name: _said(repeats, name) for name in SAYS if name != "noise"}
-        for number, (prompt, tokens) in enumerate(_SETS[kind]):
+        for number, (prompt, tokens) in enumerate(sets[kind]):
             others = "".join(f"  {name} {said[name][number] / true[number] - 1:+7.1%}" for name in said)
             print(f"{kind:15}{prompt:5} + {tokens:2} tokens {true[number] / 1e6:8.0f} ms{others}")
 
@@ -230,11 +235,11 @@ def report_model(engine: Engine) -> None:
     print("  coefficients, µs: " + " ".join(f"{value / 1e3:.3g}" for value in model.coefficients))
 
 
-def measure(engine: Engine, *, repeats: int) -> dict[str, list[Repeat]]:
-    by_set: dict[str, list[Repeat]] = {name: [] for name in _SETS}
+def measure(engine: Engine, sets: Sets, *, repeats: int) -> dict[str, list[Repeat]]:
+    by_set: dict[str, list[Repeat]] = {name: [] for name in sets}
     started = time.monotonic()
     for number in range(repeats):
-        for name, repeat in one_repeat(engine, _SETS).items():
+        for name, repeat in one_repeat(engine, sets).items():
             by_set[name].append(repeat)
         print(f"repeat {number + 1} of {repeats}: {time.monotonic() - started:.0f} s", flush=True)
     return by_set
@@ -255,7 +260,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--shared", action="store_true", help="threads wait as those of a worker do")
-    parser.add_argument("--quick", action="store_true", help="2 repeats, 3 pairs: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the lengths, 2 repeats, 3 pairs: to try")
     arguments = parser.parse_args()
     if not arguments.shared:
         os.environ.setdefault("OMP_WAIT_POLICY", "ACTIVE")
@@ -270,9 +275,10 @@ def main() -> None:
     started = time.monotonic()
     run(engine, generate().requests[: 4 if arguments.quick else 12])
     print(f"The meter has seen a workload of another kind for {time.monotonic() - started:.0f} s", flush=True)
-    by_set = measure(engine, repeats=2 if arguments.quick else arguments.repeats)
+    sets = shorter(SETS) if arguments.quick else SETS
+    by_set = measure(engine, sets, repeats=2 if arguments.quick else arguments.repeats)
     report(by_set)
-    report_requests(by_set)
+    report_requests(by_set, sets)
     report_model(engine)
     metering.report(runner, pairs=3 if arguments.quick else arguments.pairs)
 

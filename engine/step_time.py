@@ -65,7 +65,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class Quality:
-    """How well steps were foretold, the last hundred counting most."""
+    """How well steps were foretold, the last hundred counting most; a stall counts as one that is just none."""
 
     error: float = 0.0  # mean of |measured / expected - 1|
     _mean: float = 0.0
@@ -157,7 +157,7 @@ class StepTime:
         self._ratios.append(step_ns / expected_ns)
         pull = 1 + max(_LEAST_PULL, _PULL * self.quality.error)
         learnt_ns = min(float(step_ns), pull * expected_ns) if self._fitted else float(step_ns)
-        self.quality.note(learnt_ns, expected_ns)
+        self.quality.note(min(float(step_ns), STALL * expected_ns), expected_ns)
         kind.add(work, learnt_ns, expected_ns)
         if self._steps >= _FIRST_FIT and self._steps % _BETWEEN_FITS == 0:
             self._fit()

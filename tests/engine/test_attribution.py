@@ -29,8 +29,8 @@ def measured() -> dict[str, list[attribution.Repeat]]:
     clock = Clock()
     runner = TimedRunner(clock, replace(limits(num_blocks=1000, context_length=1100), vocab_size=49_152))
     engine = attribution.engine_of(runner, EngineConfig(max_batch=8), clock=clock)
-    attribution.measure(engine, repeats=1)
-    return attribution.measure(engine, repeats=2)
+    attribution.measure(engine, attribution.SETS, repeats=1)
+    return attribution.measure(engine, attribution.SETS, repeats=2)
 
 
 def test_true_values_are_those_of_the_definition() -> None:
