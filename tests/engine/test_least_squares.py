@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -29,12 +29,14 @@ def best_of_all(gram: np.ndarray, target: np.ndarray) -> np.ndarray:
     return min(found, key=lambda x: x @ gram @ x / 2 - target @ x)
 
 
+@settings(deadline=None)
 @given(samples, goals, starts)
 def test_the_solution_is_the_best_without_negative_coefficients_wherever_it_starts(x, y, start) -> None:
     gram, target = equations(x, y)
     assert not_negative(gram, target, start) == pytest.approx(best_of_all(np.array(gram), np.array(target)), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(samples, goals)
 def test_equations_are_solved(x, y) -> None:
     gram, target = equations(x, y)

@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
@@ -170,6 +170,7 @@ actions = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(actions, st.integers(8, 14), st.booleans())
 def test_the_books_close_on_every_cut_whatever_happens(plan: list[tuple], num_blocks: int, fitted: bool) -> None:
     world = World(EngineConfig(max_batch=4, step_tokens=8), limits(num_blocks=num_blocks))

@@ -3,7 +3,7 @@ import math
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import shares as module
@@ -51,6 +51,7 @@ def by_definition(players: list, costs: list[float]) -> list[float]:
     return [value / math.factorial(len(players)) for value in values]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**20), min_size=1, max_size=40).filter(any))
 def test_parts_add_up_and_each_is_within_one_of_its_proportion(total: int, weights: list[int]) -> None:
     parts = largest_remainder(total, weights)
@@ -59,6 +60,7 @@ def test_parts_add_up_and_each_is_within_one_of_its_proportion(total: int, weigh
     assert all(abs(part * whole - total * weight) < whole for part, weight in zip(parts, weights, strict=True))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**12), st.lists(loads, min_size=1, max_size=40), coefficients)
 def test_shares_add_up_to_the_step_and_are_never_negative(step_ns: int, step: list, costs: list[float]) -> None:
     parts = shares(step_ns, step, costs)
@@ -66,17 +68,20 @@ def test_shares_add_up_to_the_step_and_are_never_negative(step_ns: int, step: li
     assert min(parts) >= 0
 
 
+@settings(deadline=None)
 @given(st.lists(small, min_size=1, max_size=5), coefficients)
 def test_each_share_is_the_mean_over_all_orders_of_what_a_sequence_adds(step: list, costs: list[float]) -> None:
     rounding = 1e-9 * worth(step, costs)
     assert shapley(step, costs) == pytest.approx(by_definition(step, costs), rel=1e-6, abs=rounding)
 
 
+@settings(deadline=None)
 @given(st.lists(small, min_size=1, max_size=60), coefficients)
 def test_values_add_up_to_what_the_model_says_of_the_step(step: list, costs: list[float]) -> None:
     assert sum(shapley(step, costs)) == pytest.approx(worth(step, costs), rel=1e-9, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.lists(small, min_size=2, max_size=60), coefficients, st.randoms())
 def test_equals_pay_alike_and_the_order_in_the_plan_does_not_matter(step: list, costs: list[float], noise) -> None:
     step = [*step, step[0]]
@@ -88,6 +93,7 @@ def test_equals_pay_alike_and_the_order_in_the_plan_does_not_matter(step: list, 
     assert [shuffled[places.index(i)] for i in range(len(step))] == pytest.approx(values, rel=1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=2, max_size=30), slopes)
 def test_who_brings_more_rows_never_pays_less(rows: list[int], slopes: list[float]) -> None:
     values = [value for _, value in sorted(of_rows(rows, slopes).items())]
@@ -112,6 +118,7 @@ def test_two_hundred_sequences_and_as_many_sizes_take_no_more_cases() -> None:
     assert len(values) == 199
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 300))
 def test_attended_pairs_are_counted_exactly(start: int, rows: int) -> None:
     assert attended(chunk(rows, start)) == sum(position + 1 for position in range(start, start + rows))
