@@ -17,7 +17,7 @@ FLAVOUR := $(if $(filter 1 yes true,$(GPU)),cuda,cpu)
 TORCH_STAMP := $(VENV)/.torch-$(FLAVOUR)
 
 .DEFAULT_GOAL := help
-.PHONY: up test test-slow check bench bench-quality clean help
+.PHONY: up test test-slow check bench bench-quality bench-attribution clean help
 
 up: $(VENV)/.run ## Install what is missing, then run the whole system on this machine (Ctrl-C stops it)
 	@exec $(BIN)/pennyweight up $(ARGS)
@@ -41,13 +41,16 @@ bench: $(VENV)/.dev ## Measure tokens per second, beside the limits of this mach
 bench-quality: $(VENV)/.dev ## Measure what weights in fewer bits cost in quality
 	$(BIN)/python -m benchmarks.quality $(ARGS)
 
+bench-attribution: $(VENV)/.dev ## Hold the cost of each request against its true Shapley value, measured
+	$(BIN)/python -m benchmarks.attribution $(ARGS)
+
 clean: ## Remove .venv and caches; .pennyweight with its data stays
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@test ! -d .pennyweight || echo "Kept: .pennyweight (keys, books, model). Remove it yourself to start over."
 
 help: ## Show this
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make up ARGS="--port 8090 --no-dashboard"   options: $(BIN)/pennyweight up --help'
 	@echo '  GPU=1 make up                               with CUDA'

@@ -13,6 +13,11 @@ kv — which block of KV memory holds what, and what may be taken up again
 waiting — who waits, and whose turn it is among tenants
 scheduler — who computes what in the next step
 timeline — what the device is kept for at each moment
+work — what a step makes the device do
+least_squares — coefficients that are not negative
+step_time — how long a step takes, fitted to those that ran
+shares — who pays how much of a step
+accounts — device time and tokens of one attempt
 meter — whose the device's time was
 endings — how an attempt ends, and its report
 core — Engine: add, abort, step

@@ -17,10 +17,11 @@ from uuid import UUID
 import structlog
 
 from engine import endings
+from engine.accounts import Account
 from engine.config import EngineConfig
 from engine.endings import Ending
 from engine.intake import Fence, refusal
-from engine.meter import Account, Meter
+from engine.meter import Meter
 from engine.plan import Runner, StepPlan, StepResult
 from engine.protocol import AbortReason, AttemptReport, ErrorCode, Event, FinishReason, Job, Outcome
 from engine.scheduler import Scheduler

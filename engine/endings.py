@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from engine.meter import Account, Meter
+from engine.accounts import Account
+from engine.meter import Meter
 from engine.protocol import AbortReason, AttemptReport, ErrorCode, FinishReason, Outcome, WasteCause
 from engine.sequence import Sequence
 

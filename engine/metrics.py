@@ -5,6 +5,9 @@
     tokens      computed of prompts, computed again, generated; looked up and found in the prefix cache
     attempts    by outcome; queue, prefill, decode, inference, end to end, time to first token, time per token
     device      seconds by category: in steps, idle, loading, overhead; of those in steps, wasted by cause
+    meter       steps that stalled and the seconds they lost (part of overhead); how well the model of step times
+                foretells: R² and mean error of the last hundred steps or so, and its pace, measured over expected,
+                which drifts from 1 when the machine is not what it was
 
 Seconds in steps count what later proves waste: a counter cannot go back. Durations come from one process's monotonic
 clock and end when the worker knows, not when a client reads. Works in prometheus-client's multi-process mode.
@@ -21,6 +24,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from engine.core import Ended, Engine, StepOutput
 from engine.names import ENGINE_LABEL, MODEL_LABEL, Metric
 from engine.protocol import Interval, Outcome
+from engine.step_time import StepTime
 
 _LABELS: Final = (MODEL_LABEL, ENGINE_LABEL)
 # Bounds of vLLM, so that its dashboards' "share below x" tiles work.
@@ -46,6 +50,7 @@ class Metrics:
         self._looked_up = self._found = 0
         self._declare_state()
         self._declare_steps()
+        self._declare_meter()
         self._declare_attempts()
 
     def step(self, output: StepOutput, engine: Engine) -> None:
@@ -53,6 +58,8 @@ class Metrics:
         self._gauges(engine)
         if output.plan is not None:
             self._steps(output)
+        if engine.meter.step_time:
+            self._model(engine.meter.step_time)
         for ended in output.ended:
             self._attempt(ended)
 
@@ -87,6 +94,14 @@ class Metrics:
         self._step_seconds = self._histogram(Metric.STEP_SECONDS, "Time of a step", _STEP)
         self._step_rows = self._histogram(Metric.STEP_TOKENS, "Rows of a step", _ROWS)
         self._itl = self._histogram(Metric.ITL, "Time between two tokens of a sequence", _TOKEN_TIME)
+
+    def _declare_meter(self) -> None:
+        self._stalled = self._counter(Metric.STALLED_STEPS, "Steps far over the model").labels(*self._values)
+        self._stall_seconds = self._counter(Metric.STALL_SECONDS, "What they took beyond it").labels(*self._values)
+        self._stalls_seen = (0, 0)
+        self._r2 = self._gauge(Metric.STEP_MODEL_R2, "Share of step times' variance that the model explains")
+        self._error = self._gauge(Metric.STEP_MODEL_ERROR, "Mean of |measured / expected - 1| of a step")
+        self._pace = self._gauge(Metric.STEP_MODEL_PACE, "Measured / expected of a step, median of the last")
 
     def _declare_attempts(self) -> None:
         self._success = self._counter(Metric.SUCCESS, "Completed attempts by finish reason", "finished_reason")
@@ -141,6 +156,16 @@ class Metrics:
                 if before := self._last_token.get(chunk.request_id):
                     self._itl.observe(now - before)
                 self._last_token[chunk.request_id] = now
+
+    def _model(self, model: StepTime) -> None:
+        stalls, stall_ns = self._stalls_seen
+        self._stalled.inc(model.stalls - stalls)
+        self._stall_seconds.inc((model.stall_ns - stall_ns) / 1e9)
+        self._stalls_seen = (model.stalls, model.stall_ns)
+        if model.fitted:
+            self._r2.set(model.quality.r2)
+            self._error.set(model.quality.error)
+            self._pace.set(model.pace)
 
     def _attempt(self, ended: Ended) -> None:
         report = ended.report

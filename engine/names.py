@@ -116,6 +116,11 @@ class Metric(StrEnum):
     WASTED_SECONDS = "pennyweight_engine_wasted_device_seconds"  # cause
     KV_BLOCK_SECONDS = "pennyweight_engine_kv_block_seconds"
     ATTEMPTS = "pennyweight_engine_attempts"  # outcome, error
+    STALLED_STEPS = "pennyweight_engine_stalled_steps"
+    STALL_SECONDS = "pennyweight_engine_stall_seconds"
+    STEP_MODEL_R2 = "pennyweight_engine_step_model_r2"
+    STEP_MODEL_ERROR = "pennyweight_engine_step_model_error"
+    STEP_MODEL_PACE = "pennyweight_engine_step_model_pace"
 
 
 MODEL_LABEL: Final = "model_name"

@@ -356,3 +356,4 @@ def test_metrics_count_what_happened(redis_url: str, tmp_path: Path) -> None:
         assert value("pennyweight_engine_steps_total") == 7
         assert value("vllm:num_requests_running") == 0
         assert value("pennyweight_engine_attempts_total", outcome="completed", error="") == 1
+        assert value("pennyweight_engine_stalled_steps_total") == 0

@@ -1,77 +1,14 @@
 import itertools
-from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.meter import attended, largest_remainder, shares, unaccounted_ns
-from engine.plan import Chunk
-from engine.protocol import AbortReason, AttemptReport, Interval, JobClass, Outcome, Sampling
+from engine.meter import unaccounted_ns
+from engine.protocol import AbortReason, AttemptReport, Interval, Job, JobClass, Outcome
 from engine.timeline import Span, Timeline
 from tests.engine.world import TENANT_A, TENANT_B, Clock, World, job, limits
-
-
-def chunk(rows: int, start: int = 0, *, draws: bool = True) -> Chunk:
-    return Chunk(
-        request_id=UUID(int=1),
-        choice=0,
-        tokens=[1] * rows,
-        start=start,
-        blocks=(0,),
-        given=start + rows,
-        watermark=0,
-        draws=draws,
-        position=0,
-        sampling=Sampling(max_tokens=1),
-    )
-
-
-chunks = st.lists(st.builds(chunk, st.integers(1, 4096), st.integers(0, 100_000)), min_size=1, max_size=40)
-
-
-@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**20), min_size=1, max_size=40).filter(any))
-def test_parts_add_up_and_each_is_within_one_of_its_proportion(total: int, weights: list[int]) -> None:
-    parts = largest_remainder(total, weights)
-    assert sum(parts) == total
-    whole = sum(weights)
-    assert all(abs(part * whole - total * weight) < whole for part, weight in zip(parts, weights, strict=True))
-
-
-@given(st.integers(0, 10**12), chunks, st.integers(0, 100))
-def test_shares_add_up_to_the_step_and_are_never_negative(step_ns: int, plan: list[Chunk], fixed_rows: int) -> None:
-    parts = shares(step_ns, plan, limits(), fixed_rows=fixed_rows)
-    assert sum(parts) == step_ns
-    assert min(parts) >= 0
-
-
-@given(st.integers(10**6, 10**12), chunks)
-def test_who_computes_more_rows_at_the_same_place_never_pays_less(step_ns: int, plan: list[Chunk]) -> None:
-    plan = [chunk(len(each.tokens)) for each in plan]
-    parts = shares(step_ns, plan, limits(), fixed_rows=16)
-    by_rows = sorted(zip((len(each.tokens) for each in plan), parts, strict=True))
-    assert all(less <= more + 1 for (_, less), (_, more) in itertools.pairwise(by_rows))
-
-
-@given(st.integers(0, 300), st.integers(1, 300))
-def test_attended_pairs_are_counted_exactly(start: int, rows: int) -> None:
-    assert attended(chunk(rows, start)) == sum(position + 1 for position in range(start, start + rows))
-
-
-def test_a_long_context_costs_more_than_a_short_one() -> None:
-    near, far = shares(1_000_000, [chunk(1, 10), chunk(1, 10_000)], limits(), fixed_rows=16)
-    assert far > near
-
-
-def test_who_draws_pays_for_the_head() -> None:
-    draws, waits = shares(1_000_000, [chunk(8), chunk(8, draws=False)], limits(), fixed_rows=16)
-    assert draws > waits
-
-
-def test_in_one_step_a_prompt_of_a_thousand_costs_many_times_one_of_twenty() -> None:
-    short, long = shares(1_000_000_000, [chunk(20), chunk(1000)], limits(), fixed_rows=16)
-    assert long >= 5 * short
 
 
 def test_in_a_shared_run_a_prompt_of_a_thousand_costs_five_times_one_of_twenty() -> None:
@@ -224,6 +161,7 @@ actions = st.lists(
         st.tuples(st.just("abort"), st.integers(0, 30), st.sampled_from(AbortReason), st.integers(0, 12)),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("fail")),
+        st.tuples(st.just("stall"), st.integers(2, 1000)),
         st.tuples(st.just("cut")),
         st.tuples(st.just("wait"), st.integers(1, 10_000)),
         st.tuples(st.just("lose owner"), st.integers(0, 2)),
@@ -232,10 +170,11 @@ actions = st.lists(
 )
 
 
-@given(actions, st.integers(8, 14))
-def test_the_books_close_on_every_cut_whatever_happens(plan: list[tuple], num_blocks: int) -> None:
+@settings(deadline=None)
+@given(actions, st.integers(8, 14), st.booleans())
+def test_the_books_close_on_every_cut_whatever_happens(plan: list[tuple], num_blocks: int, fitted: bool) -> None:
     world = World(EngineConfig(max_batch=4, step_tokens=8), limits(num_blocks=num_blocks))
-    jobs = []
+    jobs = _taught(world) if fitted else []
     for action in plan:
         match action:
             case ("add", prompt, tokens, resumed, other):
@@ -257,6 +196,8 @@ def test_the_books_close_on_every_cut_whatever_happens(plan: list[tuple], num_bl
                 world.runner.raises = [RuntimeError("device")]
                 world.step()
                 world.runner.raises = []
+            case ("stall", factor):
+                _step_of(world, factor)
             case ("cut",):
                 world.cut()
             case ("wait", ns):
@@ -268,6 +209,52 @@ def test_the_books_close_on_every_cut_whatever_happens(plan: list[tuple], num_bl
     _check_books(world, world.intervals)
     assert {report.request_id for report in world.reports} == {each.request_id for each in jobs}
     assert len(world.reports) == len(jobs)
+
+
+def _taught(world: World) -> list[Job]:
+    """Steps until the model of their time is fitted, and knows a single decode."""
+    jobs = [job(5, 20) for _ in range(4)]
+    for each in jobs:
+        world.engine.add(each)
+        world.run()
+    assert world.engine.meter.step_time.fitted
+    return jobs
+
+
+def _step_of(world: World, factor: int) -> int:
+    """A step that takes so many times its time; returns what it took more."""
+    usual = world.runner.duration_ns
+    world.runner.duration_ns = lambda plan: factor * usual(plan)
+    output = world.step()
+    world.runner.duration_ns = usual
+    return (factor - 1) * usual(output.plan) if output.plan else 0
+
+
+def test_a_stall_is_overhead_and_no_share_of_anybody() -> None:
+    world = World()
+    _taught(world)
+    asked = job(5, 8)
+    world.engine.add(asked)
+    for _ in range(3):
+        world.step()
+    before, used = world.cut(), world.engine.meter.account(asked.request_id).used_ns
+    excess = _step_of(world, 50)
+    assert world.engine.meter.account(asked.request_id).used_ns - used == pytest.approx(1100, rel=0.05)
+    interval = world.cut()
+    assert interval.overhead_ns == pytest.approx(excess, rel=0.05)
+    assert interval.busy_ns == pytest.approx(1100, rel=0.05)
+    world.run()
+    _check_books(world, [before, interval, world.cut()])
+
+
+def test_a_step_that_is_merely_slow_is_shared_out_whole() -> None:
+    world = World()
+    _taught(world)
+    asked = job(5, 1)
+    world.engine.add(asked)
+    world.cut()
+    excess = _step_of(world, 2)
+    assert world.report(asked).used_ns == world.cut().busy_ns == 2 * excess
 
 
 def _check_books(world: World, intervals: list[Interval]) -> None:

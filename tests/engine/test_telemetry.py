@@ -8,7 +8,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from prometheus_client import CollectorRegistry
 
+from engine.metrics import Metrics
 from engine.protocol import AbortReason
 from engine.telemetry import Tracing
 from tests.engine.world import World, job
@@ -117,6 +119,33 @@ def test_metrics_of_several_processes_add_up(tmp_path: Path) -> None:
     assert 'vllm:generation_tokens_total{engine="a",model_name="m"} 5.0' in done.stdout
     assert 'vllm:generation_tokens_total{engine="b",model_name="m"} 10.0' in done.stdout
     assert 'pennyweight_engine_steps_total{engine="b",model_name="m"} 14.0' in done.stdout
+
+
+def test_how_well_step_times_are_foretold_is_shown_once_the_model_is_fitted() -> None:
+    registry = CollectorRegistry()
+    metrics, world = Metrics("m", "w", registry), World()
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"pennyweight_engine_{name}", {"model_name": "m", "engine": "w"})
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            world.engine.add(job(5, 20))
+            while world.engine.has_work:
+                metrics.step(world.step(), world.engine)
+
+    run(1)
+    assert value("step_model_pace") == 0
+    run(4)
+    assert value("step_model_pace") == pytest.approx(1, abs=0.01)
+    assert value("step_model_r2") > 0.9
+    assert value("step_model_error") < 0.1
+    world.runner.duration_ns = lambda _: 1_000_000
+    world.engine.add(job(5, 20))
+    for _ in range(3):
+        metrics.step(world.step(), world.engine)
+    assert value("stalled_steps_total") == 2, "of steps with a prompt too few have been seen"
+    assert value("stall_seconds_total") == pytest.approx(2e-3, rel=0.01)
 
 
 def test_a_log_line_is_one_json_object_on_stderr() -> None:
