@@ -55,10 +55,11 @@ CROSS JOIN LATERAL (
 ORDER BY s.worker, s.device
 """)
 
-# A row that was swept has no number, and stands for one that is missing.
+# A row that was swept has no number, and stands for one that is missing. What ended before ``too_old`` was numbered
+# before it, and so was every lower number: none of those can still run, however long each waited for its own.
 _NUMBERS: Final = text("""
 WITH boots AS (SELECT DISTINCT boot_id FROM requests WHERE finished_at >= :start AND finished_at < :end),
-     due AS (SELECT boot_id, max(boot_seq) AS due FROM requests WHERE created_at < :too_old GROUP BY boot_id)
+     due AS (SELECT boot_id, max(boot_seq) AS due FROM requests WHERE finished_at < :too_old GROUP BY boot_id)
 SELECT boot_id, due, max(boot_seq) AS highest, count(boot_seq) AS numbered,
        count(boot_seq) - count(DISTINCT boot_seq) AS repeated, count(*) FILTER (WHERE boot_seq IS NULL) AS swept,
        due - count(DISTINCT boot_seq) FILTER (WHERE boot_seq <= due) AS absent

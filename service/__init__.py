@@ -4,10 +4,12 @@ The way of a request:
 
 server — API processes on one port, and the parent that replaces them
 process — one API process
+protocol — HTTP's head, bounded
 app — the ASGI application and its parts
 docs — the page at /docs, without internet too
 front — what all routes share, and the marks that a request carries
 inference — OpenAI's routes: key, body, model, token ids, order
+bodies — a body within a time, or drained
 auth — who is asking
 wire — OpenAI's requests, answers and errors
 workers — who serves which model, and who is alive

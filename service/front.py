@@ -48,13 +48,14 @@ class Front:
 
 
 def begin(scope: Scope) -> None:
-    """The clock of the request starts."""
-    _marks(scope).setdefault(_STARTED, (time.time(), time.monotonic_ns()))
+    """The clock of the request starts, or starts anew."""
+    _marks(scope)[_STARTED] = time.time(), time.monotonic_ns()
 
 
 def started(scope: Scope) -> tuple[float, int]:
     """(UTC seconds, monotonic nanoseconds)"""
-    begin(scope)
+    if _STARTED not in _marks(scope):
+        begin(scope)
     stamps: tuple[float, int] = _marks(scope)[_STARTED]
     return stamps
 

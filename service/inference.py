@@ -16,6 +16,7 @@ from litestar.types import ASGIApp
 from redis.exceptions import RedisError
 
 from billing.keys import Principal, Scope
+from service import bodies
 from service.auth import KeysUnavailableError, refused, scopes_of
 from service.front import Connection, Front, begin, principal_of, remember, request_id, started
 from service.order import Order
@@ -39,7 +40,15 @@ _ERRORS: Final = {
 
 
 class WireRequest(HttpRequest):
-    """Reads a body as the type that its handler declares, with OpenAI's errors."""
+    """Reads a body, within a time, as the type that its handler declares, with OpenAI's errors.
+
+    The request's clock starts anew when the body is there: an upload is the client's time.
+    """
+
+    async def body(self) -> bytes:
+        body = await bodies.read(self, super().body, self.app.state.front.settings.body_timeout_s)
+        begin(self.scope)
+        return body
 
     async def json(self) -> Any:  # noqa: ANN401  # Litestar's signature
         if self.content_type[0] != _JSON:

@@ -11,7 +11,9 @@ A cookie belongs to a host name, not to a port: so the answer leads to the dashb
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from ipaddress import IPv6Address
 from typing import Final, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
@@ -32,6 +34,9 @@ _HttpRequest = Request[object, object, State]
 COOKIE: Final = "pennyweight_session"
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _LONGEST_FORM: Final = 4096
+_LONGEST_NAME: Final = 253  # RFC 1035
+_LABEL: Final = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST: Final = re.compile(rf"(?:(?P<name>{_LABEL}(?:\.{_LABEL})*\.?)|\[(?P<ip>[0-9A-Fa-f:.]+)\])(?::[0-9]{{1,5}})?")
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Pennyweight: log in</title><style>
@@ -114,12 +119,24 @@ def _enter(front: Front, request: _HttpRequest, session: str) -> Response[str]:
         path="/",
         httponly=True,
         samesite="lax",
-        secure=request.url.scheme == "https",
+        secure=request.scope["scheme"] == "https",
         max_age=int(sessions.SESSION_LASTS.total_seconds()),
     )
-    return Redirect(
-        dashboard_url(front.settings.dashboard_url, request.url.hostname), status_code=303, cookies=[cookie]
-    )
+    reader_host = host_of(request.headers.get("host", ""))
+    return Redirect(dashboard_url(front.settings.dashboard_url, reader_host), status_code=303, cookies=[cookie])
+
+
+def host_of(header: str) -> str | None:
+    """The host name or IP of a Host header, without its port; None for what is neither."""
+    found = _HOST.fullmatch(header)
+    if found is None:
+        return None
+    if found["name"]:
+        return found["name"] if len(found["name"]) <= _LONGEST_NAME else None
+    try:
+        return str(IPv6Address(found["ip"]))
+    except ValueError:
+        return None
 
 
 def dashboard_url(configured: str, reader_host: str | None) -> str:

@@ -19,6 +19,7 @@ import uvicorn
 from service import logs
 from service.app import create_app
 from service.dispatch import Dispatch
+from service.protocol import BoundedProtocol
 from service.server import SETTLE_S
 from service.settings import Settings
 
@@ -62,7 +63,7 @@ def main() -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

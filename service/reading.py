@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from engine.protocol import Sampling
 from service.order import seed_of
-from service.text import TemplateRefusedError
+from service.text import TemplateRefusedError, TextTooLongError
 from service.wire import errors
 from service.wire.parameters import Parameters
 from service.wire.requests import ChatRequest, CompletionRequest
 from service.workers import Model
 
-_IN_THREAD: Final = 20_000  # characters; tokenising longer prompts would hold up the other requests
+_IN_THREAD: Final = 4_000  # characters, some 5 ms: tokenising longer prompts would hold up the other requests
+_PER_MESSAGE: Final = 40  # characters' worth of rendering
+# Few, so that long prompts wait for each other and for nobody else; not asyncio's own, which keys are looked up in.
+_THREADS: Final = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)  # one way to write each, so that no token comes twice
 
 
 async def prompt_of(model: Model, data: ChatRequest | CompletionRequest) -> list[int]:
     """Token ids, at least one. Raises ApiError."""
-    prompt = await (_chat(model, data) if isinstance(data, ChatRequest) else _text(model, data))
+    try:
+        prompt = await (_chat(model, data) if isinstance(data, ChatRequest) else _text(model, data))
+    except TextTooLongError:
+        raise errors.far_too_long(_longest(model), param=_where(data)) from None
     if not prompt:
         raise errors.invalid("The prompt is empty.", param=_where(data))
     return prompt
@@ -29,7 +37,7 @@ async def prompt_of(model: Model, data: ChatRequest | CompletionRequest) -> list
 
 def sampling_of(model: Model, data: Parameters, *, prompt: int, wanted: int | None) -> Sampling:
     """``prompt`` and ``wanted`` count tokens; None is the model's default, as far as there is room. Raises ApiError."""
-    longest = min(model.context_length, model.kv_tokens)
+    longest = _longest(model)
     if prompt + (wanted or 1) > longest:
         raise errors.too_long(prompt, wanted or 1, longest, param=_where(data))
     max_tokens = wanted or min(model.default_max_tokens, longest - prompt)
@@ -53,6 +61,11 @@ def sampling_of(model: Model, data: Parameters, *, prompt: int, wanted: int | No
     )
 
 
+def _longest(model: Model) -> int:
+    """Tokens of prompt and completion together."""
+    return min(model.context_length, model.kv_tokens)
+
+
 def _where(data: Parameters) -> str:
     return "messages" if isinstance(data, ChatRequest) else "prompt"
 
@@ -74,11 +87,17 @@ def _known(tokens: Sequence[int], model: Model, param: str) -> tuple[int, ...]:
 async def _chat(model: Model, data: ChatRequest) -> list[int]:
     if not model.text.chats:
         raise errors.invalid("This model has no chat template. Use /v1/completions.", param="model")
+    most = _longest(model)
+    if len(data.messages) > most:  # a message is a token or more
+        raise TextTooLongError
     messages = data.conversation()
+    characters = sum(len(message["content"]) for message in messages)
+    if not model.text.may_fit(characters, most):
+        raise TextTooLongError
     try:
-        if sum(len(message["content"]) for message in messages) > _IN_THREAD:
-            return await asyncio.to_thread(model.text.encode_chat, messages)
-        return model.text.encode_chat(messages)
+        return await _apart(
+            partial(model.text.encode_chat, messages, most=most), characters + _PER_MESSAGE * len(messages)
+        )
     except TemplateRefusedError:
         raise errors.invalid(
             "The model's chat template does not take these messages. Check the order of their roles.", param="messages"
@@ -86,9 +105,19 @@ async def _chat(model: Model, data: ChatRequest) -> list[int]:
 
 
 async def _text(model: Model, data: CompletionRequest) -> list[int]:
+    most = _longest(model)
+    if isinstance(data.prompt, list) and len(data.prompt) > most:
+        raise TextTooLongError
     prompt = data.one_prompt()
     if isinstance(prompt, str):
-        if len(prompt) > _IN_THREAD:
-            return await asyncio.to_thread(model.text.encode, prompt)
-        return model.text.encode(prompt)
+        return await _apart(partial(model.text.encode, prompt, most=most), len(prompt))
+    if len(prompt) > most:
+        raise TextTooLongError
     return list(_known(prompt, model, "prompt"))
+
+
+async def _apart(work: Callable[[], list[int]], characters: int) -> list[int]:
+    """Short work here and now, long work beside the event loop."""
+    if characters <= _IN_THREAD:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)

@@ -33,6 +33,7 @@ class Settings:
     max_body_bytes: int  # of a request
     share_prefixes: bool  # whether tenants find what others' requests have computed
     # In seconds
+    body_timeout_s: float  # from the end of the headers to the end of the body
     lease_s: float  # a boot without progress for so long is dead
     request_timeout_s: float  # deadline of a request, from its admission
     settle_grace_s: float  # after the deadline, before the sweeper settles in the owner's place
@@ -63,6 +64,7 @@ class Settings:
             dashboard_url=environment.get("PENNYWEIGHT_DASHBOARD_URL") or "http://127.0.0.1:8501",
             max_body_bytes=int(_positive(environment, "MAX_BODY_BYTES", 4 << 20)),
             share_prefixes=_switch(environment, "SHARE_PREFIXES"),
+            body_timeout_s=_positive(environment, "BODY_TIMEOUT_S", 60),
             lease_s=_positive(environment, "LEASE_S", 10),
             request_timeout_s=_positive(environment, "REQUEST_TIMEOUT_S", 600),
             settle_grace_s=_positive(environment, "SETTLE_GRACE_S", 30),

@@ -29,6 +29,10 @@ class TemplateRefusedError(Exception):
     """The model's chat template does not take these messages. Carries no text of them."""
 
 
+class TextTooLongError(Exception):
+    """The text cannot be as few tokens as it may be. Carries nothing of it."""
+
+
 class Text:
     """Tokenizer and chat template of one model revision."""
 
@@ -43,24 +47,42 @@ class Text:
             raise ValueError("tokenizer.json is invalid") from error
         self._special_tokens = dict(special_tokens)
         self.vocabulary = Vocabulary(self._tokenizer)
+        self._longest = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)  # bytes
 
     @property
     def chats(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
+    def may_fit(self, characters: int, tokens: int) -> bool:
+        """Whether so many characters could be as few tokens as that. No tokenizer is asked.
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the rendered conversation, ready for the assistant's turn. Raises TemplateRefusedError."""
+        A token stands for at most the bytes of its own name: in byte-level vocabularies each byte is a symbol of one
+        byte or two, in others a token is its text. Tokenizers that drop some of a text count as if they did not.
+        """
+        return characters <= tokens * self._longest
+
+    def encode(self, text: str, *, most: int) -> list[int]:
+        """Raises TextTooLongError for what cannot be ``most`` tokens or fewer."""
+        return self._encode(text, most=most, special=True)
+
+    def encode_chat(self, messages: Sequence[Message], *, most: int) -> list[int]:
+        """Ids of the rendered conversation, ready for the assistant's turn.
+
+        Raises TemplateRefusedError, and TextTooLongError for what cannot be ``most`` tokens or fewer.
+        """
         if self._template is None:
             raise TemplateRefusedError
         try:
             text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise TemplateRefusedError from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids  # the template writes them
+        return self._encode(text, most=most, special=False)  # the template writes them
+
+    def _encode(self, text: str, *, most: int, special: bool) -> list[int]:
+        if not self.may_fit(len(text), most) or not self.may_fit(len(text.encode(errors="replace")), most):
+            raise TextTooLongError
+        # Of the tokenizer's ways to encode, this one lets go of the GIL (tokenizers 0.23; it is the fastest, too).
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

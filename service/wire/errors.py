@@ -3,11 +3,12 @@
     400 invalid_request_error   a body that cannot be served; ``param`` names the part
     401 invalid_api_key         403 insufficient_permissions
     404 model_not_found         and unknown paths
-    413, 415, 405               as HTTP means them
+    405, 408, 413, 415, 431     as HTTP means them
     429 rate_limit_exceeded     type "requests" or "tokens"; with retry-after where waiting helps
     500, 503, 504               server_error: we cannot; with retry-after where it helps
 
-No message ever repeats a text of the user or a secret, so errors may be logged and counted by their code.
+No message repeats a text of the user or a secret, with one exception that OpenAI makes too: the name of an unknown
+parameter, if it looks like one (an identifier of at most 64 characters). Errors are logged and counted by their code.
 """
 
 from __future__ import annotations
@@ -69,6 +70,39 @@ def too_long(prompt: int, wanted: int, context: int, *, param: str) -> ApiError:
         param=param,
         code="context_length_exceeded",
     )
+
+
+def far_too_long(context: int, *, param: str) -> ApiError:
+    """For what is refused by its size alone, so nobody knows its tokens."""
+    return invalid(
+        f"This model's maximum context length is {context} tokens. However, your prompt is far longer than that. "
+        "Please shorten it.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def slow_body(seconds: float) -> ApiError:
+    return ApiError(
+        408,
+        f"The request body did not arrive within {seconds:g} seconds. Please send the request again.",
+        type="invalid_request_error",
+        code="request_timeout",
+        headers={"connection": "close"},  # the rest of it may still come
+    )
+
+
+def large_head(most: int) -> ApiError:
+    return ApiError(
+        431,
+        f"The request's URL and headers are larger than {most} bytes.",
+        type="invalid_request_error",
+        code="headers_too_large",
+    )
+
+
+def no_http() -> ApiError:
+    return invalid("The request is not valid HTTP/1.1.", code="invalid_http")
 
 
 def no_key() -> ApiError:

@@ -136,25 +136,36 @@ def _kind(value: object) -> type:
     return float if isinstance(value, int) and not isinstance(value, bool) else type(value)
 
 
-_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
-_FIELD: Final = re.compile(r"field `([A-Za-z_][A-Za-z0-9_]{0,63})`")
+# What stands before either may be the user's, even something that looks like a path: only the very end is msgspec's.
+_PATH: Final = re.compile(r" - at `\$\.?([A-Za-z0-9_.\[\]]*)`\Z")
+_FIELD: Final = re.compile(r" field `([A-Za-z_][A-Za-z0-9_]{0,63})`\Z")
+_UNKNOWN: Final = re.compile(
+    r"Object contains unknown field `([A-Za-z_][A-Za-z0-9_]{0,63})`(?: - at `\$\.?([A-Za-z0-9_.\[\]]*)`)?"
+)
 
 
 def _explain(text: str) -> ApiError:
     """Msgspec's message without what it may quote from the body."""
+    if text.startswith("Object contains unknown field"):
+        return _unknown(text)
     found = _PATH.search(text)
     path = found[1].removesuffix("[...]") if found else ""
     what = text[: found.start()] if found else text
     field = _FIELD.search(what)
     param = ".".join(part for part in (path, field[1] if field else "") if part) or None
-    if what.startswith("Object contains unknown field"):
-        named = f": '{param}'" if field else ""
-        return invalid(f"Unknown parameter{named}.", param=param, code="unknown_parameter")
     if what.startswith("Object missing required field"):
         return invalid(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     if what.startswith("Expected"):
         return invalid(f"Invalid value for '{param or 'body'}': {_lower(what)}.", param=param, code="invalid_value")
     return invalid(f"Invalid value for '{param or 'body'}'.", param=param, code="invalid_value")
+
+
+def _unknown(text: str) -> ApiError:
+    named = _UNKNOWN.fullmatch(text)
+    if named is None:
+        return invalid("The request holds an unknown parameter.", code="unknown_parameter")
+    param = f"{named[2]}.{named[1]}" if named[2] else named[1]
+    return invalid(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
 
 
 def _lower(text: str) -> str:

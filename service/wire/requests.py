@@ -14,12 +14,13 @@ from service.wire.parameters import Count, Parameters
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+# Without gc: a hundred thousand of them in one body would set the collector off again and again; JSON has no cycles.
+class ContentPart(msgspec.Struct, kw_only=True, gc=False):
     type: str
     text: str | None = None
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None  # a label, without effect

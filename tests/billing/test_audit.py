@@ -78,6 +78,12 @@ def test_what_still_runs_is_no_breach(closed):
     assert breaches(closed) == {"4 admissions": "5 missing, 0 repeated"}
 
 
+def test_a_number_given_long_after_its_request_came_does_not_make_those_before_it_overdue(closed):
+    record(closed, settlements=[settlement(origin=origin(boot_seq=9))])
+    closed.execute(text("UPDATE requests SET created_at = created_at - interval '1 h' WHERE boot_seq = 9"))
+    assert breaches(closed, too_old=NOW - timedelta(minutes=1)) == {}
+
+
 def test_a_swept_request_stands_for_the_number_that_nobody_knows(closed):
     closed.execute(text("UPDATE requests SET boot_seq = NULL, swept = true WHERE boot_seq = 2"))
     assert breaches(closed) == {}

@@ -22,6 +22,7 @@ from billing.keys import Scope, create_key
 from billing.tenants import Limits, add_tenant
 from engine.protocol import DATA, PRODUCER, RECORDS, SEQ, Settlement, committed_key, unpack_record
 from service.app import create_app
+from service.protocol import BoundedProtocol
 from service.settings import Settings
 
 
@@ -135,7 +136,7 @@ async def serve(settings: Settings, **changes) -> AsyncIterator[Api]:
     app = create_app(dataclasses.replace(settings, **changes))
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, http=BoundedProtocol, log_config=None, lifespan="on"))
     server.install_signal_handlers = lambda: None
     task = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not task.done():

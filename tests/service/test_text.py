@@ -85,14 +85,14 @@ def test_a_conversation_gets_the_ids_that_transformers_gives_it(tmp_path):
     theirs.chat_template = TEMPLATE
     messages = [{"role": "system", "content": "Be brief. <|im_end|>"}, {"role": "user", "content": "Grüße, \n 世界 🌍"}]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert TEXT.encode_chat(messages) == list(expected)
+    assert TEXT.encode_chat(messages, most=1000) == list(expected)
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ 1 / 0 }}"])
 def test_a_template_that_refuses_or_misbehaves_says_nothing_of_the_messages(template):
     text = Text(TOKENIZER.to_str(), template, {})
     with pytest.raises(TemplateRefusedError) as caught:
-        text.encode_chat([{"role": "user", "content": "CANARY"}])
+        text.encode_chat([{"role": "user", "content": "CANARY"}], most=1000)
     assert "CANARY" not in str(caught.value)
 
 
@@ -102,9 +102,8 @@ def test_generation_blocks_and_loop_controls_of_templates_are_understood():
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     text = Text(TOKENIZER.to_str(), template, {})
-    assert (
-        text.decode(text.encode_chat([{"role": "user", "content": "one"}, {"role": "user", "content": "two"}])) == "one"
-    )
+    ids = text.encode_chat([{"role": "user", "content": word} for word in ("one", "two")], most=99)
+    assert text.decode(ids) == "one"
 
 
 def test_a_tokenizer_that_is_none_is_a_value_error():
