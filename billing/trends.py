@@ -84,7 +84,12 @@ def latencies(
 
     Up to EXACT_UP_TO of them are looked up one by one; of more there are the counts by bucket.
     """
-    span = {"start": quarter_of(start), "end": next_quarter(end), "tenant": tenant_id, "model": model}
+    span: dict[str, object] = {
+        "start": quarter_of(start),
+        "end": next_quarter(end),
+        "tenant": tenant_id,
+        "model": model,
+    }
     exact = (connection.scalar(_COUNT, span) or 0) <= EXACT_UP_TO
     return Latencies(exact=exact, **(_looked_up(connection, span) if exact else _estimated(connection, span)))
 
