@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -16,6 +16,7 @@ from dashboard import figures, theme
 
 _HEIGHT: Final = 280
 _HOUR: Final = 3600
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CURVE: Final = 4  # of fewer points each is drawn as a level over its stretch: a curve would claim to know between
 _MOST_TICKS: Final = 10
 _STEPS: Final = (
@@ -68,16 +69,24 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
     return alt.LayerChart(layer=[(bars if few else lines).encode(strokeDash=dash), dots]).properties(height=_HEIGHT)
 
 
-def _instant(moment: datetime) -> int:
-    """As Vega has it: milliseconds, so that no time zone is guessed."""
-    return int(moment.timestamp() * 1000)
+def _instant(moment: datetime) -> alt.DateTime:
+    """As Vega has it, in UTC: a bare number would not be read as a time."""
+    return alt.DateTime(
+        year=moment.year,
+        month=moment.month,
+        date=moment.day,
+        hours=moment.hour,
+        minutes=moment.minute,
+        seconds=moment.second,
+        utc=True,
+    )
 
 
-def _ticks(since: datetime, until: datetime) -> list[int]:
+def _ticks(since: datetime, until: datetime) -> list[alt.DateTime]:
     """At round times of UTC, each with a label of its own."""
     step = next((step for step in _STEPS if (until - since) / step <= _MOST_TICKS), _STEPS[-1])
-    first, width = _instant(since), int(step.total_seconds() * 1000)
-    return list(range(-(-first // width) * width, _instant(until) + 1, width))
+    first = since + (_EPOCH - since) % step
+    return [_instant(first + n * step) for n in range(int((until - first) / step) + 1)]
 
 
 def legend() -> str:
