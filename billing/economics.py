@@ -47,6 +47,8 @@ class Line:
     unpriced: int = 0  # requests whose price or cost is not in the sums
     uncosted: int = 0
     pending: int = 0
+    example_priced: int = 0  # requests charged by an example price
+    example_revenue: Decimal = Decimal(0)  # what these were charged
 
     @property
     def tokens(self) -> int:
@@ -105,6 +107,7 @@ class DeviceTime:
     spans: Spans
     costs: Costs
     uncosted_ns: int  # wall time without a rate; not in the costs
+    example_cost: Decimal  # the part of the costs at example rates
 
     @property
     def utilisation(self) -> Decimal | None:
@@ -125,8 +128,8 @@ class Report:
     device_time: DeviceTime
     unallocated: Decimal  # device cost without usage to carry it
     dirty: int  # quarters whose newest records are not in the sums yet
-    example_prices: list[str]  # models charged by an example price in the range
-    example_rates: list[str]  # device kinds costed by an example rate in the range
+    example_prices: list[str]  # models of which a request was charged by an example price
+    example_rates: list[str]  # kinds of devices of which time was costed by an example rate
 
     @property
     def in_progress(self) -> Decimal:
@@ -155,8 +158,8 @@ def report(connection: Connection, start: datetime, end: datetime) -> Report:
         device_time=device_time,
         unallocated=subtract(device_time.costs.total, total.loaded_cost),
         dirty=dirty(connection, start, end),
-        example_prices=list(connection.scalars(_EXAMPLE_PRICES, span)),
-        example_rates=list(connection.scalars(_EXAMPLE_RATES, span)),
+        example_prices=sorted({line.model or "" for line in lines if line.example_priced}),
+        example_rates=sorted({device.kind or "" for device in devices if device.example_cost}),
     )
 
 
@@ -182,6 +185,8 @@ def _sum(names: Line, lines: Iterable[Line]) -> Line:
         unpriced=sum(line.unpriced for line in found),
         uncosted=sum(line.uncosted for line in found),
         pending=sum(line.pending for line in found),
+        example_priced=sum(line.example_priced for line in found),
+        example_revenue=add(line.example_revenue for line in found),
     )
 
 
@@ -214,6 +219,7 @@ def _device_time(row: Row[tuple[object, ...]]) -> DeviceTime:
         spans=Spans(**measured, unaccounted=int(row.wall) - sum(measured.values())),
         costs=Costs(**costs, unaccounted=gap),
         uncosted_ns=int(row.uncosted),
+        example_cost=per_hour(row.example_product),
     )
 
 
@@ -222,6 +228,7 @@ def _sum_devices(devices: list[DeviceTime]) -> DeviceTime:
         spans=Spans(**{name: sum(getattr(d.spans, name) for d in devices) for name in _SPANS}),
         costs=Costs(**{name: add(getattr(d.costs, name) for d in devices) for name in _SPANS}),
         uncosted_ns=sum(d.uncosted_ns for d in devices),
+        example_cost=add(d.example_cost for d in devices),
     )
 
 
@@ -236,7 +243,8 @@ SELECT u.tenant_id, coalesce(t.name, CAST(u.tenant_id AS text)) AS tenant, u.mod
        sum(u.price) AS revenue, sum(u.cost) AS cost,
        sum(u.device_seconds) AS device_seconds, sum(u.waste_seconds) AS waste_seconds,
        CAST(sum(u.unpriced) AS bigint) AS unpriced, CAST(sum(u.uncosted) AS bigint) AS uncosted,
-       CAST(sum(u.pending) AS bigint) AS pending
+       CAST(sum(u.pending) AS bigint) AS pending,
+       CAST(sum(u.example_priced) AS bigint) AS example_priced, sum(u.example_price) AS example_revenue
 FROM usage_15m u LEFT JOIN tenants t ON t.id = u.tenant_id
 WHERE u.bucket >= :start AND u.bucket < :end
 GROUP BY u.tenant_id, t.name, u.model
@@ -247,26 +255,9 @@ _DEVICES: Final = text(f"""
 SELECT u.device, u.device_kind, sum(u.wall_ns) AS wall, coalesce(sum(u.wall_ns * r.hourly), 0) AS wall_product,
        {", ".join(f"sum(u.{name}_ns) AS {name}" for name in _SPANS[:-1])},
        {", ".join(f"coalesce(sum(u.{name}_ns * r.hourly), 0) AS {name}_product" for name in _SPANS[:-1])},
-       coalesce(sum(u.wall_ns) FILTER (WHERE r.id IS NULL), 0) AS uncosted
+       coalesce(sum(u.wall_ns) FILTER (WHERE r.id IS NULL), 0) AS uncosted,
+       coalesce(sum(u.wall_ns * r.hourly) FILTER (WHERE r.example), 0) AS example_product
 FROM device_15m u LEFT JOIN device_rates r ON r.id = u.rate_id
 WHERE u.bucket >= :start AND u.bucket < :end
 GROUP BY u.device, u.device_kind ORDER BY u.device, u.device_kind
-""")
-
-# A price is in effect in the range if it starts before its end and its successor does not start before its beginning
-_EXAMPLE_PRICES: Final = text("""
-SELECT DISTINCT model FROM (
-    SELECT *, lead(effective_from) OVER (PARTITION BY model, tenant_id ORDER BY effective_from) AS until FROM prices
-) p
-WHERE example AND effective_from < :end AND coalesce(until > :start, true)
-ORDER BY model
-""")
-
-_EXAMPLE_RATES: Final = text("""
-SELECT DISTINCT coalesce(device_kind, device) AS subject FROM (
-    SELECT *, lead(effective_from) OVER (PARTITION BY device_kind, device ORDER BY effective_from) AS until
-    FROM device_rates
-) r
-WHERE example AND effective_from < :end AND coalesce(until > :start, true)
-ORDER BY subject
 """)

@@ -114,11 +114,13 @@ SELECT :start, tenant_id, api_key_id, model, deployment_id, arm, endpoint, strea
        count(*) FILTER (WHERE price IS NULL AND price_id IS NULL),
        count(*) FILTER (WHERE cost IS NULL AND NOT pending),
        count(*) FILTER (WHERE pending),
-       {", ".join(counts_sql(f"{name}_bucket") for name in _LATENCIES)}
+       {", ".join(counts_sql(f"{name}_bucket") for name in _LATENCIES)},
+       count(*) FILTER (WHERE example), coalesce(sum(price) FILTER (WHERE example), 0)
 FROM (
     SELECT *, batch_id IS NOT NULL AS batch,
-           {", ".join(f"{bucket_sql(f'{name}_seconds')} AS {name}_bucket" for name in _LATENCIES)}
-    FROM requests WHERE finished_at >= :start AND finished_at < :end
+           {", ".join(f"{bucket_sql(f'{name}_seconds')} AS {name}_bucket" for name in _LATENCIES)},
+           coalesce((SELECT p.example FROM prices p WHERE p.id = r.price_id), false) AS example
+    FROM requests r WHERE finished_at >= :start AND finished_at < :end
     OFFSET 0
 ) finished
 GROUP BY tenant_id, api_key_id, model, deployment_id, arm, endpoint, stream, status, batch, cost_basis

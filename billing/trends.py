@@ -19,6 +19,8 @@ _STEPS: Final = (
     *(timedelta(hours=hours) for hours in (0.5, 1, 2, 3, 6, 12)),
     *(timedelta(days=days) for days in (1, 2, 5, 10, 30, 100)),
 )
+EXACT_UP_TO: Final = 50_000  # requests; sorting these takes Postgres a fraction of a second
+_STAGES: Final = {"queue": "true", "ttft": "stream", "tpot": "stream", "total": "true"}  # and of which requests
 _SHARES: Final = (Decimal("0.5"), Decimal("0.95"), Decimal("0.99"))
 
 
@@ -39,6 +41,7 @@ class Point:
 class Quantiles:
     """Seconds; None where nothing was measured."""
 
+    counted: int  # requests
     p50: Decimal | None
     p95: Decimal | None
     p99: Decimal | None
@@ -46,6 +49,9 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
+    """First token and time per token are of streamed requests: one that is not sends all its tokens at once."""
+
+    exact: bool  # each quantile is some request's own time; else within histograms.ERROR
     queue: Quantiles
     ttft: Quantiles
     tpot: Quantiles
@@ -74,14 +80,33 @@ def points(connection: Connection, start: datetime, end: datetime, *, at_most: i
 def latencies(
     connection: Connection, start: datetime, end: datetime, *, tenant_id: UUID | None = None, model: str | None = None
 ) -> Latencies:
-    """Of the requests that finished in [start, end), widened to quarters."""
-    found = {name: [0] * SIZE for name in Latencies.__dataclass_fields__}
-    span = {"start": quarter_of(start), "end": next_quarter(end), "tenant": tenant_id, "model": model}
+    """Of the requests that finished in [start, end), widened to quarters.
+
+    Up to EXACT_UP_TO of them are looked up one by one; of more there are the counts by bucket.
+    """
+    span: dict[str, object] = {
+        "start": quarter_of(start),
+        "end": next_quarter(end),
+        "tenant": tenant_id,
+        "model": model,
+    }
+    exact = (connection.scalar(_COUNT, span) or 0) <= EXACT_UP_TO
+    return Latencies(exact=exact, **(_looked_up(connection, span) if exact else _estimated(connection, span)))
+
+
+def _looked_up(connection: Connection, span: dict[str, object]) -> dict[str, Quantiles]:
+    row = connection.execute(_EXACT, {**span, "shares": list(_SHARES)}).one()
+    nothing = [None] * len(_SHARES)
+    return {name: Quantiles(int(getattr(row, f"{name}_counted")), *(getattr(row, name) or nothing)) for name in _STAGES}
+
+
+def _estimated(connection: Connection, span: dict[str, object]) -> dict[str, Quantiles]:
+    found = {name: [0] * SIZE for name in _STAGES}
     for row in connection.execute(_HISTOGRAMS, span):
         found[row.name][row.place - 1] = int(row.counted)
-    return Latencies(
-        **{name: Quantiles(*(quantile(counts, share) for share in _SHARES)) for name, counts in found.items()}
-    )
+    return {
+        name: Quantiles(sum(counts), *(quantile(counts, share) for share in _SHARES)) for name, counts in found.items()
+    }
 
 
 _POINTS: Final = text("""
@@ -101,14 +126,30 @@ LEFT JOIN (
 ORDER BY s.start
 """)
 
-_HISTOGRAMS: Final = text("""
+_CHOSEN: Final = """(CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant)
+      AND (CAST(:model AS text) IS NULL OR model = :model)"""
+
+_COUNT: Final = text(f"""
+SELECT sum(requests) FROM usage_15m WHERE bucket >= :start AND bucket < :end AND {_CHOSEN}
+""")
+
+
+def _exact_sql(name: str, which: str) -> str:
+    order = f"percentile_disc(CAST(:shares AS float8[])) WITHIN GROUP (ORDER BY {name}_seconds)"
+    return f"{order} FILTER (WHERE {which}) AS {name}, count({name}_seconds) FILTER (WHERE {which}) AS {name}_counted"
+
+
+_EXACT: Final = text(f"""
+SELECT {", ".join(_exact_sql(name, which) for name, which in _STAGES.items())}
+FROM requests WHERE finished_at >= :start AND finished_at < :end AND {_CHOSEN}
+""")
+
+_HISTOGRAMS: Final = text(f"""
 SELECT h.name, c.place, sum(c.counted) AS counted
-FROM usage_15m u
-CROSS JOIN LATERAL (VALUES ('queue', u.queue_histogram), ('ttft', u.ttft_histogram),
-                           ('tpot', u.tpot_histogram), ('total', u.total_histogram)) AS h(name, counts)
+FROM usage_15m
+CROSS JOIN LATERAL (VALUES {", ".join(f"('{name}', {name}_histogram, {which})" for name, which in _STAGES.items())})
+     AS h(name, counts, wanted)
 CROSS JOIN LATERAL unnest(h.counts) WITH ORDINALITY AS c(counted, place)
-WHERE u.bucket >= :start AND u.bucket < :end AND c.counted > 0
-      AND (CAST(:tenant AS uuid) IS NULL OR u.tenant_id = :tenant)
-      AND (CAST(:model AS text) IS NULL OR u.model = :model)
+WHERE bucket >= :start AND bucket < :end AND c.counted > 0 AND h.wanted AND {_CHOSEN}
 GROUP BY h.name, c.place
 """)

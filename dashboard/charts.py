@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -16,6 +16,14 @@ from dashboard import figures, theme
 
 _HEIGHT: Final = 280
 _HOUR: Final = 3600
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_CURVE: Final = 4  # of fewer points each is drawn as a level over its stretch: a curve would claim to know between
+_MOST_TICKS: Final = 10
+_STEPS: Final = (
+    *(timedelta(minutes=minutes) for minutes in (5, 15, 30)),
+    *(timedelta(hours=hours) for hours in (1, 3, 6, 12)),
+    *(timedelta(days=days) for days in (1, 2, 5, 10, 30, 100, 400)),
+)
 _SHORTEST: Final = timedelta(minutes=1)  # a shorter stretch says nothing about an hour
 
 
@@ -30,8 +38,15 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
     """Amounts per hour: a stretch cut by ``since`` or ``until`` stands at its true level; sums in the tooltip."""
     frame = _long_frame([_Stretch(point, max(point.start, since), min(point.end, until)) for point in points], currency)
     names = [name for name, _ in _SERIES]
+    few = len(points) < _CURVE
+    axis = alt.X(
+        "start:T" if few else "middle:T",
+        title=None,
+        scale=alt.Scale(type="utc", domain=[_instant(since), _instant(until)]),
+        axis=alt.Axis(grid=False, labelExpr=_CLOCK, labelOverlap=True, values=_ticks(since, until)),
+    )
     base = alt.Chart(frame).encode(
-        x=alt.X("middle:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False, labelExpr=_CLOCK)),
+        x=axis,
         y=alt.Y("hourly:Q", title=None, axis=alt.Axis(labelExpr=_axis_label(currency), tickCount=5)),
         color=alt.Color(
             "series:N",
@@ -41,8 +56,9 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
         ),
     )
     dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=[[1, 0], [1, 0], [5, 3]]), legend=None)
-    lines = base.mark_line(interpolate="monotone", strokeWidth=2.25).encode(strokeDash=dash)
-    dots = base.mark_circle(size=70 if len(points) < 3 else 18, opacity=1).encode(
+    bars = base.mark_rule(strokeWidth=3).encode(x2="end:T")
+    lines = base.mark_line(interpolate="monotone", strokeWidth=2.25)
+    dots = base.mark_circle(size=60 if few else 18, opacity=1).encode(
         tooltip=[
             alt.Tooltip("when:N", title="UTC"),
             alt.Tooltip("series:N", title="Series"),
@@ -50,7 +66,27 @@ def money_over_time(points: Sequence[Point], currency: str, *, since: datetime, 
             alt.Tooltip("shown:N", title="Per hour"),
         ]
     )
-    return alt.LayerChart(layer=[lines, dots]).properties(height=_HEIGHT)
+    return alt.LayerChart(layer=[(bars if few else lines).encode(strokeDash=dash), dots]).properties(height=_HEIGHT)
+
+
+def _instant(moment: datetime) -> alt.DateTime:
+    """As Vega has it, in UTC: a bare number would not be read as a time."""
+    return alt.DateTime(
+        year=moment.year,
+        month=moment.month,
+        date=moment.day,
+        hours=moment.hour,
+        minutes=moment.minute,
+        seconds=moment.second,
+        utc=True,
+    )
+
+
+def _ticks(since: datetime, until: datetime) -> list[alt.DateTime]:
+    """At round times of UTC, each with a label of its own."""
+    step = next((step for step in _STEPS if (until - since) / step <= _MOST_TICKS), _STEPS[-1])
+    first = since + (_EPOCH - since) % step
+    return [_instant(first + n * step) for n in range(int((until - first) / step) + 1)]
 
 
 def legend() -> str:
@@ -81,6 +117,8 @@ def _long_frame(stretches: Sequence[_Stretch], currency: str) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
+                "start": stretch.start,
+                "end": stretch.end,
                 "middle": stretch.start + (stretch.end - stretch.start) / 2,
                 "when": f"{stretch.start:%d %b %H:%M} – {stretch.end:%H:%M}",
                 "series": name,

@@ -95,5 +95,26 @@ def explanation(report: Report) -> str:
     return (
         f"<b>Usage basis</b> counts only the device time that served these requests: {usage}. <b>Fully loaded</b> "
         f"counts all the time the devices were up, idle, loading, overhead and waste included: {loaded}. "
-        f"The two meet as utilisation, now {figures.percent(time.utilisation)}, rises."
+        f"The two meet as utilisation, now {figures.percent(time.utilisation)}, rises. By tenant and by model, "
+        "the fully loaded cost of all devices together is shared out in proportion to usage cost, so it also "
+        "moves when devices idle or load, or when others use them more or less."
     )
+
+
+def examples(report: Report) -> str:
+    """Markdown: how much rests on example prices and rates; empty where nothing does, or where there is no request."""
+    total, time, currency = report.total, report.device_time, report.currency
+    parts = []
+    if total.example_priced:
+        part, whole = (_markdown_money(amount, currency) for amount in (total.example_revenue, total.revenue))
+        of = f"{figures.count(total.example_priced)} of {figures.count(total.requests)} requests"
+        parts.append(f"**{of}** were charged by **example prices**: {part} of {whole} revenue.")
+    if time.example_cost and total.requests:
+        part, whole = (_markdown_money(amount, currency) for amount in (time.example_cost, time.costs.total))
+        parts.append(f"**{part} of {whole}** fully loaded cost rests on **example device rates**.")
+    return " ".join(parts)
+
+
+def _markdown_money(amount: Decimal, currency: str) -> str:
+    """Two dollar signs in a line would be a formula."""
+    return figures.money(amount, currency).replace("$", "\\$")

@@ -9,6 +9,7 @@ from typing import Final
 import streamlit as st
 
 from billing.economics import Line, Report
+from billing.histograms import BOUNDS, ERROR
 from billing.trends import Latencies, Quantiles
 from dashboard import downloads, figures, table
 from dashboard.economics_cards import outcomes
@@ -21,7 +22,11 @@ _COLUMNS: Final = (
     Column(label="Tokens out", numeric=True, hint="Billed"),
     Column(label="Revenue", numeric=True),
     Column(label="Cost", numeric=True, hint="Usage basis: the device time that served the requests"),
-    Column(label="Loaded cost", numeric=True, hint="Fully loaded: with a share of idle, loading, overhead and waste"),
+    Column(
+        label="Loaded cost",
+        numeric=True,
+        hint="Fully loaded: a share of all devices' time, idle, loading, overhead and waste too, by usage cost",
+    ),
     Column(label="Margin", numeric=True, hint="Usage basis, as a share of revenue"),
     Column(label="Loaded margin", numeric=True, hint="Fully loaded, as a share of revenue"),
     Column(label="Cost / 1M", numeric=True, hint="Usage basis, per million tokens in and out"),
@@ -95,16 +100,40 @@ def _exact(kind: str, name: str, line: Line) -> dict[str, object]:
 def latency(latencies: Latencies) -> None:
     columns = [
         Column(label="Stage"),
+        Column(label="Requests", numeric=True, hint="That have this time"),
         *(Column(label=name, numeric=True) for name in ("p50", "p95", "p99")),
     ]
     stages: tuple[tuple[str, str, Quantiles], ...] = (
         ("Queue", "From enqueued until first scheduled", latencies.queue),
-        ("Time to first token", "From request read until the first content was sent", latencies.ttft),
-        ("Time per output token", "Between tokens, averaged over a request", latencies.tpot),
+        ("Time to first token, streamed", "From request read until the first content was sent", latencies.ttft),
+        ("Time per output token, streamed", "Between tokens, averaged over a request", latencies.tpot),
         ("Total", "From request read until its end", latencies.total),
     )
     rows = [
-        Row(cells=[Cell(name, hint), *(Cell(figures.duration(value)) for value in (q.p50, q.p95, q.p99))])
+        Row(
+            cells=[
+                Cell(name, hint),
+                Cell(figures.count(q.counted)),
+                *(_quantile_cell(value, exact=latencies.exact) for value in (q.p50, q.p95, q.p99)),
+            ]
+        )
         for name, hint, q in stages
     ]
     table.show(columns, rows, label="Latency", key="latency")
+
+
+def latency_note(latencies: Latencies) -> str:
+    if latencies.exact:
+        return "Each is the time of one request, exact. A request that is not streamed has no first token of its own."
+    return (
+        f"≈: so many requests are counted in buckets; each time is within {figures.percent(ERROR)} of the true one. "
+        "A request that is not streamed has no first token of its own."
+    )
+
+
+def _quantile_cell(value: Decimal | None, *, exact: bool) -> Cell:
+    if exact or value is None:
+        return Cell(figures.duration(value))
+    return Cell(
+        f"≈ {figures.duration(value)}", f"within {figures.percent(ERROR)}, from {BOUNDS[0]} s to {BOUNDS[-1]} s"
+    )

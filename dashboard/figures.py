@@ -31,9 +31,9 @@ def exact_money(amount: Decimal | None, currency: str = "USD") -> str:
     """Every digit that the books hold."""
     if amount is None:
         return ABSENT
-    digits = format(amount, "f")
+    digits = format(abs(amount), ",f")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
-    return f"{digits} {currency}"
+    return f"{_MINUS if amount < 0 else ''}{unit(currency)}{digits}"
 
 
 def _amount(amount: Decimal) -> str:
@@ -107,6 +107,11 @@ def _clock(seconds: int) -> str:
     if hours:
         return f"{hours}{_THIN}h {minutes:02}{_THIN}min"
     return f"{minutes}{_THIN}min {seconds:02}{_THIN}s"
+
+
+def exact_duration(ns: int) -> str:
+    """Every nanosecond."""
+    return f"{count(ns)}{_THIN}ns"
 
 
 def moment(time: datetime | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from dashboard.theme import THEME
 log = structlog.get_logger()
 
 SCRIPT: Final = Path(__file__).with_name("app.py")
+_FIRST: Final = ("dashboard.login", "dashboard.charts")  # slow to import, and in need of no running Streamlit
 _CALLS: Final = 5
 
 _SERVER: Final = {
@@ -46,6 +48,8 @@ def run(*, database_url: str, api_url: str, port: int, host: str = "127.0.0.1") 
     ``database_url`` is a ``postgresql://`` URL; ``api_url`` is the API as the reader's browser reaches it, on the same
     host name as the dashboard, because its login page sets the cookie for that name. A port in use exits with 1.
     """
+    for slow in _FIRST:  # now, and not while the first reader waits
+        importlib.import_module(slow)
     os.environ.update(Settings(database_url=database_url, api_url=api_url).to_environment())
     _log_as_json()
     # uvicorn raises the signal again after its own shutdown: this makes it an ordinary end.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
 import streamlit as st
+
+from billing.rollup import next_quarter, quarter_of
 
 
 class Preset(StrEnum):
@@ -44,17 +46,27 @@ class TimeRange:
         """A range that ends now, moved to the present; another one as it is."""
         return ending_now(self.length) if self.follows_now else self
 
+    def in_quarters(self) -> TimeRange:
+        """By whole quarters of an hour; a range that ends now keeps its length and ends with the current one."""
+        end = next_quarter(self.end)
+        return replace(self, start=end - self.length if self.follows_now else quarter_of(self.start), end=end)
+
     def __str__(self) -> str:
         return f"{self.start:%d %b %Y %H:%M} – {self.end:%d %b %Y %H:%M} UTC"
 
 
-def choose() -> TimeRange | None:
-    """The control. None: the custom range is empty, and a note says so."""
+def choose(title: str) -> TimeRange | None:
+    """A page's title with the control beside it; a custom range has its own line, so that these stay where they are.
+
+    None: the custom range is empty, and a note says so.
+    """
     options = [preset.value for preset in Preset]
-    chosen = st.segmented_control(
-        "Time range", options, default=Preset.DAY.value, required=True, key="range", bind="query-params",
-        label_visibility="collapsed",
-    )  # fmt: skip
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom", key="title-row"):
+        st.title(title, anchor=False, width="content")
+        chosen = st.segmented_control(
+            "Time range", options, default=Preset.DAY.value, required=True, key="range", bind="query-params",
+            label_visibility="collapsed",
+        )  # fmt: skip
     preset = Preset(chosen or Preset.DAY)
     return _custom() if preset is Preset.CUSTOM else ending_now(_LENGTHS[preset])
 
@@ -66,7 +78,7 @@ def ending_now(length: timedelta) -> TimeRange:
 
 def _custom() -> TimeRange | None:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
-    with st.container(horizontal=True, key="custom-range"):
+    with st.container(horizontal=True, horizontal_alignment="right", key="custom-range"):
         start = st.datetime_input("From (UTC)", today, key="from", bind="query-params", width=230)
         end = st.datetime_input("To (UTC)", today + timedelta(days=1), key="to", bind="query-params", width=230)
     if start is None or end is None or start >= end:

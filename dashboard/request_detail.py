@@ -80,7 +80,7 @@ def _head(request: Request) -> None:
 
 def _cards(request: Request) -> list[Card]:
     currency = request.currency or BOOK_CURRENCY
-    speed = None if not request.tpot_seconds else 1 / request.tpot_seconds
+    speed = None if not request.stream or not request.tpot_seconds else 1 / request.tpot_seconds
     margin = request.margin
     return [
         Card(
@@ -104,7 +104,11 @@ def _cards(request: Request) -> list[Card]:
             else "",
             bad=margin is not None and margin < 0,
         ),
-        Card(label="First token", value=figures.duration(request.ttft_seconds), detail="until it was sent"),
+        Card(
+            label="First token",
+            value=figures.duration(request.ttft_seconds if request.stream else None),
+            detail="until it was sent" if request.stream else "not streamed: sent at the end",
+        ),
         Card(
             label="Total",
             value=figures.duration(request.total_seconds),
@@ -189,9 +193,12 @@ def _attempt_row(attempt: AttemptLine, serving: int | None) -> Row:
             Cell(attempt.outcome, attempt.error, Tone.GOOD if served else Tone.WARN),
             Cell(attempt.device, attempt.device_kind),
             Cell(attempt.worker, tone=Tone.MUTED),
-            *(Cell(figures.duration(ns / _NS)) for ns in (attempt.queue_ns, attempt.prefill_ns, attempt.decode_ns)),
-            Cell(figures.duration(attempt.used_ns / _NS), f"{figures.count(attempt.used_ns)} ns"),
-            Cell(f"{figures.duration(attempt.wasted_ns / _NS)} ({causes})" if causes else figures.duration(0)),
+            *(table.duration_cell(ns) for ns in (attempt.queue_ns, attempt.prefill_ns, attempt.decode_ns)),
+            table.duration_cell(attempt.used_ns),
+            Cell(
+                f"{figures.duration(attempt.wasted_ns / _NS)} ({causes})" if causes else figures.duration(0),
+                figures.exact_duration(attempt.wasted_ns),
+            ),
             *(Cell(figures.count(n)) for n in (attempt.steps, attempt.peak_batch, attempt.preemptions)),
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
@@ -17,7 +18,7 @@ _COLUMNS: Final = (
     Column(label="Line"),
     Column(label="Quantity", numeric=True),
     Column(label="Unit", numeric=True),
-    Column(label="Amount", numeric=True, hint="Exact"),
+    Column(label="Amount", numeric=True, hint="Point at an amount for all its digits"),
 )
 
 
@@ -36,7 +37,7 @@ def show(detail: Detail) -> None:
 def _price_rows(request: Request, price: PriceLine | None) -> list[Row]:
     if price is None:
         reason = "no price in force" if request.unpriced else "0: a failed request is not charged"
-        return [_row("Price", "", "", reason, strong=True)]
+        return [_sum_row("Price", Cell(reason))]
     cached_unit = price.input if price.cached_input is None else price.cached_input
     lines = [
         ("Prompt tokens computed", request.prompt_tokens - request.cached_tokens, price.input),
@@ -44,23 +45,19 @@ def _price_rows(request: Request, price: PriceLine | None) -> list[Row]:
         ("Completion tokens", request.completion_tokens, price.output),
     ]
     rows = [
-        _row(name, figures.count(n), _per_million(unit, price.currency), figures.exact_money(n * unit, price.currency))
+        _row(name, Cell(figures.count(n)), _per_million(unit, price.currency), _money(n * unit, price.currency))
         for name, n, unit in lines
     ]
     if price.request:
-        rows.append(_row("Request", "1", *(figures.exact_money(price.request, price.currency),) * 2))
+        amount = _money(price.request, price.currency)
+        rows.append(_row("Request", Cell("1"), amount, amount))
     if price.device_second:
-        amount = request.device_seconds * price.device_second
-        unit = f"{figures.money(price.device_second, price.currency)} per second"
+        used = Cell(figures.duration(request.device_seconds), f"{request.device_seconds:,f} s")
+        unit = _money(price.device_second, price.currency, per=" per second")
         rows.append(
-            _row(
-                "Device time",
-                figures.duration(request.device_seconds),
-                unit,
-                figures.exact_money(amount, price.currency),
-            )
+            _row("Device time", used, unit, _money(request.device_seconds * price.device_second, price.currency))
         )
-    return [*rows, _row("Price", "", "", figures.exact_money(request.price, price.currency), strong=True)]
+    return [*rows, _sum_row("Price", _money(request.price, price.currency))]
 
 
 def _cost_rows(detail: Detail) -> list[Row]:
@@ -68,23 +65,28 @@ def _cost_rows(detail: Detail) -> list[Row]:
     currency = request.currency or BOOK_CURRENCY
     served = next((a for a in detail.attempts if a.attempt == request.serving_attempt), None)
     if request.pending:
-        return [_row("Cost", "", "", "follows with the worker's report")]
+        return [_sum_row("Cost", Cell("follows with the worker's report"))]
     if served is None or not served.used_ns:
-        return [_row("Cost", "", "", "0: no device time served it", strong=True)]
-    used = f"{figures.count(served.used_ns)} ns"
+        return [_sum_row("Cost", Cell("0: no device time served it"))]
+    used = table.duration_cell(served.used_ns)
     if served.hourly is None:
-        return [_row("Device time used", used, f"{served.device_kind} has no rate", figures.ABSENT)]
-    unit = f"{figures.exact_money(served.hourly, currency)} per hour of {served.device_kind}"
-    return [
-        _row("Device time used", used, unit, figures.exact_money(request.cost, currency)),
-        _row("Cost", "", "", figures.exact_money(request.cost, currency), strong=True),
-    ]
+        return [_row("Device time used", used, Cell(f"{served.device_kind} has no rate"), Cell(figures.ABSENT))]
+    cost = _money(request.cost, currency)
+    hourly = _money(served.hourly, currency, per=f" per hour of {served.device_kind}")
+    return [_row("Device time used", used, hourly, cost), _sum_row("Cost", cost)]
 
 
-def _per_million(unit: Decimal, currency: str) -> str:
-    return f"{figures.exact_money(unit * _MILLION, currency)} per 1M"
+def _per_million(unit: Decimal, currency: str) -> Cell:
+    return _money(unit * _MILLION, currency, per=" per 1M")
 
 
-def _row(name: str, quantity: str, unit: str, amount: str, *, strong: bool = False) -> Row:
-    tone = Tone.STRONG if strong else Tone.PLAIN
-    return Row(cells=[Cell(name, tone=tone), Cell(quantity), Cell(unit, tone=Tone.MUTED), Cell(amount, tone=tone)])
+def _money(amount: Decimal | None, currency: str, *, per: str = "") -> Cell:
+    return Cell(f"{figures.money(amount, currency)}{per}", f"{figures.exact_money(amount, currency)}{per}")
+
+
+def _row(name: str, quantity: Cell, unit: Cell, amount: Cell) -> Row:
+    return Row(cells=[Cell(name), quantity, replace(unit, tone=Tone.MUTED), amount])
+
+
+def _sum_row(name: str, amount: Cell) -> Row:
+    return Row(cells=[Cell(name, tone=Tone.STRONG), Cell(""), Cell(""), replace(amount, tone=Tone.STRONG)])

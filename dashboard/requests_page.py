@@ -34,10 +34,15 @@ _COLUMNS: Final = (
     Column(label="Status"),
     Column(label="Tenant"),
     Column(label="Model"),
-    Column(label="Endpoint"),
-    Column(label="In", numeric=True, hint="Prompt tokens"),
+    Column(label="Endpoint", wide=True),
+    Column(label="In", numeric=True, hint="Prompt tokens", wide=True),
     Column(label="Out", numeric=True, hint="Billed completion tokens"),
-    Column(label="First token", numeric=True, hint="From request read until the first content was sent"),
+    Column(
+        label="First token",
+        numeric=True,
+        hint="Streamed requests: from request read until the first content was sent",
+        wide=True,
+    ),
     Column(label="Total", numeric=True, hint="From request read until its end"),
     Column(label="Device", numeric=True, hint="Measured device time that served it"),
     Column(label="Price", numeric=True),
@@ -82,9 +87,7 @@ def show(settings: Settings) -> None:
     if opened := st.query_params.get(OPEN):
         request_detail.show(settings, opened, on_back=_close)
         return
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom", key="title-row"):
-        st.title("Requests", anchor=False, width="content")
-        chosen = ranges.choose()
+    chosen = ranges.choose("Requests")
     if chosen is None:
         return
     view = _choose(settings, chosen)
@@ -172,7 +175,7 @@ def _row(request: Request, now: datetime) -> Row:
             Cell(request.endpoint.removeprefix("/v1/"), "streamed" if request.stream else "not streamed", Tone.MUTED),
             Cell(figures.count(request.prompt_tokens), f"{figures.count(request.cached_tokens)} from cache"),
             Cell(figures.count(request.completion_tokens)),
-            Cell(figures.duration(request.ttft_seconds)),
+            _first_token_cell(request),
             Cell(figures.duration(request.total_seconds)),
             Cell(figures.duration(request.device_seconds), _waste(request)),
             _price_cell(request, currency),
@@ -180,6 +183,12 @@ def _row(request: Request, now: datetime) -> Row:
             _margin_cell(request, currency),
         ],
     )
+
+
+def _first_token_cell(request: Request) -> Cell:
+    if not request.stream:
+        return Cell(figures.ABSENT, "not streamed: sent with the last one", Tone.MUTED)
+    return Cell(figures.duration(request.ttft_seconds))
 
 
 def _waste(request: Request) -> str:

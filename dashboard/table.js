@@ -37,6 +37,7 @@ function body({ columns, rows }, setTriggerValue) {
 function cell(tag, content, column) {
   const element = document.createElement(tag);
   if (column.numeric) element.classList.add("numeric");
+  if (column.wide) element.classList.add("wide");
   const text = document.createElement("span");
   text.textContent = content.text;
   if (content.tone) text.className = content.tone;

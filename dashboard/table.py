@@ -18,6 +18,7 @@ import streamlit as st
 from dashboard import figures
 
 _HERE: Final = Path(__file__).parent
+_NS: Final = 1e9
 _mount = st.components.v2.component(
     "pennyweight.table",
     html='<div class="frame"><table></table></div>',
@@ -41,6 +42,7 @@ class Column:
     label: str
     numeric: bool = False
     hint: str = ""
+    wide: bool = False  # only where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class Row:
 
 def money_cell(amount: Decimal | None, currency: str) -> Cell:
     return Cell(figures.money(amount, currency), figures.exact_money(amount, currency))
+
+
+def duration_cell(ns: int) -> Cell:
+    return Cell(figures.duration(ns / _NS), figures.exact_duration(ns))
 
 
 def show(

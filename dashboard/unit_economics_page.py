@@ -24,9 +24,7 @@ _TOO_SMALL: Final = 10_000  # a part below a ten thousandth is not drawn: cuttin
 
 
 def show(settings: Settings) -> None:
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom", key="title-row"):
-        st.title("Unit economics", anchor=False, width="content")
-        chosen = ranges.choose()
+    chosen = ranges.choose("Unit economics")
     if chosen is not None:
         refresh = _REFRESH if chosen.follows_now else None
         st.fragment(run_every=refresh)(partial(guarded, partial(_show_range, settings, chosen)))()
@@ -34,15 +32,16 @@ def show(settings: Settings) -> None:
 
 def _show_range(settings: Settings, chosen: TimeRange) -> None:
     login.renew(settings)
-    period = chosen.now()
+    period = chosen.now().in_quarters()
     with reading(settings.database_url) as connection:
         report = economics.report(connection, period.start, period.end)
         points = trends.points(connection, period.start, period.end, at_most=_POINTS)
         latencies = trends.latencies(connection, period.start, period.end)
     _caption(report)
-    if not report.total.requests and not report.device_time.spans.wall:
-        _note_nothing(settings)
-        return
+    if not report.total.requests:
+        _note_nothing(settings, report)
+        if not report.device_time.spans.wall:
+            return
     _notes(report)
     cards.show(economics_cards.headline(report))
     st.html(f'<p class="pw-explain">{economics_cards.explanation(report)}</p>')
@@ -62,13 +61,9 @@ def _caption(report: Report) -> None:
 
 def _notes(report: Report) -> None:
     """What is not, or not yet, in the sums: said before them."""
-    examples = [
-        name for name, found in (("prices", report.example_prices), ("device rates", report.example_rates)) if found
-    ]
-    if examples:
+    if examples := economics_cards.examples(report):
         st.info(
-            f"These numbers use **example {' and '.join(examples)}**. Set your own with `pennyweight price set` and "
-            "`pennyweight device-rate set`.",
+            f"{examples} Set your own with `pennyweight price set` and `pennyweight device-rate set`.",
             icon=":material/science:",
         )
     total = report.total
@@ -87,9 +82,10 @@ def _notes(report: Report) -> None:
         )
 
 
-def _note_nothing(settings: Settings) -> None:
+def _note_nothing(settings: Settings, report: Report) -> None:
+    devices = " Devices were up, and what they cost is below." if report.device_time.spans.wall else ""
     st.info(
-        "**Nothing happened in this time range.** Choose a longer one, or send a request to "
+        f"**No requests in this range.**{devices} Choose a longer one, or send a request to "
         f"`{settings.api_url.rstrip('/')}/v1/chat/completions`: it is in these sums within 15 seconds.",
         icon=":material/inbox:",
     )
@@ -134,3 +130,4 @@ def _device_time(time: DeviceTime, currency: str) -> None:
 def _latency(latencies: Latencies) -> None:
     st.subheader("Latency", anchor=False)
     economics_tables.latency(latencies)
+    st.caption(economics_tables.latency_note(latencies))

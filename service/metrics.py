@@ -50,8 +50,9 @@ QUEUE: Final = Histogram(Metric.QUEUE, "Enqueued until first scheduled", ("model
 DURATION: Final = Histogram(
     Metric.DURATION, "Request read until its last byte was sent", (*_GEN_AI, "error_type"), buckets=_DURATION
 )
-TTFT: Final = Histogram(Metric.TTFT, "Request read until its first token was sent", _GEN_AI, buckets=_TTFT)
-TPOT: Final = Histogram(Metric.TPOT, "Time per token after the first", _GEN_AI, buckets=_TPOT)
+# Of streamed requests: one that is not streamed sends its first token with its last.
+TTFT: Final = Histogram(Metric.TTFT, "Streamed request read until its first token was sent", _GEN_AI, buckets=_TTFT)
+TPOT: Final = Histogram(Metric.TPOT, "Time per token after the first, streamed", _GEN_AI, buckets=_TPOT)
 
 
 def observe(record: Settlement) -> None:
@@ -66,6 +67,8 @@ def observe(record: Settlement) -> None:
     if record.queue_ns is not None:
         QUEUE.labels(origin.model).observe(record.queue_ns * seconds)
     DURATION.labels(*gen_ai, _error_type(record)).observe(record.total_ns * seconds)
+    if not origin.stream:
+        return
     if record.status is Status.COMPLETED and record.ttft_ns is not None:
         TTFT.labels(*gen_ai).observe(record.ttft_ns * seconds)
     if record.tpot_ns is not None:

@@ -39,6 +39,8 @@ usage_15m: Final = Table(
         Column(name, ARRAY(BigInteger), nullable=False)
         for name in ("queue_histogram", "ttft_histogram", "tpot_histogram", "total_histogram")
     ],
+    *bigints("example_priced"),  # requests charged by an example price, and what they were charged
+    Column("example_price", Money, nullable=False),
     PrimaryKeyConstraint(
         "bucket",
         "tenant_id",

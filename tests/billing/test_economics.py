@@ -74,14 +74,22 @@ def test_what_is_not_in_the_sums_is_counted(books):
     assert economics.report(books, *SPAN).dirty == 1
 
 
-def test_sums_that_rest_on_examples_say_so_until_they_are_replaced(books):
+def test_only_what_was_charged_or_costed_by_an_example_rests_on_it(books):
     set_price(books, MODEL, AMOUNTS, example=True, actor="test")
+    set_price(books, "own", AMOUNTS, actor="test")
     rate(books, example=True)
-    assert (report(books).example_prices, report(books).example_rates) == ([MODEL], [KIND])
-    set_price(books, MODEL, AMOUNTS, effective_from=NOW + timedelta(hours=2), actor="test")
-    later = (NOW + timedelta(hours=2, minutes=15), NOW + timedelta(hours=3))
+    assert (report(books).example_prices, report(books).example_rates) == ([], []), "nothing was"
+    serve(books, used_ns=5)
+    serve(books, used_ns=5, model="own")
+    record(books, intervals=[interval(1), interval(1, device="host-b/gpu", device_kind="gpu")])
+    set_device_rate(books, Decimal("3.6"), device_kind="gpu", actor="test")
+    found = report(books)
+    assert (found.example_prices, found.example_rates) == ([MODEL], [KIND])
+    assert (found.total.example_priced, found.total.requests) == (1, 2)
+    assert found.total.example_revenue * 2 == found.total.revenue > 0
+    assert (found.device_time.example_cost, found.device_time.costs.total) == (Decimal("0.001"), Decimal("0.011"))
+    later = (NOW + timedelta(hours=2), NOW + timedelta(hours=3))
     assert economics.report(books, *later).example_prices == []
-    assert economics.report(books, *SPAN).example_prices == [MODEL]
 
 
 def test_a_range_is_widened_to_quarters_and_says_so(books):

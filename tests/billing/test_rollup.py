@@ -7,18 +7,21 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from billing import trends
 from billing.database import transaction
-from billing.histograms import BOUNDS, SIZE, add, quantile
+from billing.histograms import BOUNDS, ERROR, SIZE, add, quantile
 from billing.ids import uuid7
+from billing.prices import set_price
 from billing.rates import set_device_rate
 from billing.recording import record
 from billing.rollup import QUARTER, dirty, next_quarter, quarter_of, roll_up
 from billing.trends import latencies, points
-from tests.billing.conftest import KEY, KIND, MODEL, NOW, TENANT, attempt, interval, origin, settlement
+from tests.billing.conftest import AMOUNTS, KEY, KIND, MODEL, NOW, TENANT, attempt, interval, origin, settlement
 
 # The same sums, straight from the journal, and written another way.
 DIRECT = """
@@ -30,7 +33,9 @@ SELECT to_timestamp(floor(extract(epoch FROM finished_at) / 900) * 900) AS bucke
        sum(coalesce(price, 0)) AS price, sum(coalesce(cost, 0)) AS cost,
        sum(device_seconds) AS device_seconds, sum(waste_seconds) AS waste_seconds,
        sum((price IS NULL AND price_id IS NULL)::int) AS unpriced,
-       sum((cost IS NULL AND NOT pending)::int) AS uncosted, sum(pending::int) AS pending
+       sum((cost IS NULL AND NOT pending)::int) AS uncosted, sum(pending::int) AS pending,
+       sum((price_id IN (SELECT id FROM prices WHERE example) AND price_id IS NOT NULL)::int) AS example_priced,
+       coalesce(sum(price) FILTER (WHERE price_id IN (SELECT id FROM prices WHERE example)), 0) AS example_price
 FROM requests GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 """
 
@@ -71,7 +76,7 @@ def random_request(dice: random.Random):
         origin=origin(
             tenant_id=UUID(int=TENANT.int + dice.randint(0, 2)),
             api_key_id=UUID(int=KEY.int + dice.randint(0, 1)),
-            model=dice.choice([MODEL, "unpriced"]),
+            model=dice.choice([MODEL, "unpriced", "example"]),
             stream=dice.random() < 0.5,
             batch_id=uuid7() if dice.random() < 0.2 else None,
         ),
@@ -92,6 +97,8 @@ def random_request(dice: random.Random):
 
 def test_buckets_equal_direct_sums_over_the_requests(rated):
     dice = random.Random(7)
+    with transaction(rated) as books:
+        set_price(books, "example", AMOUNTS, example=True, actor="test")
     for _ in range(6):  # rolled up in between, so that most buckets are recomputed
         made = [random_request(dice) for _ in range(60)]
         with transaction(rated) as books:
@@ -100,6 +107,7 @@ def test_buckets_equal_direct_sums_over_the_requests(rated):
     found, direct = sums(rated, "SELECT * FROM usage_15m"), sums(rated, DIRECT)
     assert plain(found) == plain(direct)
     assert len(found) > 50
+    assert sum(row["example_price"] for row in found) > 0
     for column, latency in (("queue", "queue"), ("ttft", "ttft"), ("tpot", "tpot"), ("total", "total")):
         counted = sum(sum(row[f"{column}_histogram"]) for row in found)
         (wanted,) = sums(rated, f"SELECT count({latency}_seconds) AS n FROM requests")
@@ -201,27 +209,56 @@ def test_points_cover_the_range_without_a_gap_and_hold_every_request(rated):
             assert len(found) <= 101
 
 
-def test_latencies_are_read_from_the_counts(rated):
+def latencies_of(engine, seconds, **changes):
+    """As of requests that took so long."""
+    with transaction(engine) as books:
+        record(books, settlements=[settlement(total_ns=int(s * 1_000_000_000), **changes) for s in seconds])
+    rolled_up(engine)
+    with transaction(engine) as books:
+        return latencies(books, NOW - QUARTER, NOW + QUARTER, model=MODEL)
+
+
+def test_of_few_requests_every_quantile_is_the_time_of_one(rated):
+    found = latencies_of(rated, [Decimal("7.36"), Decimal("8.62")], ttft_ns=None)
+    assert found.exact
+    assert [found.total.p50, found.total.p95, found.total.p99] == [Decimal("7.36"), Decimal("8.62"), Decimal("8.62")]
+    assert (found.total.counted, found.ttft.counted, found.ttft.p50) == (2, 0, None)
     with transaction(rated) as books:
-        record(books, settlements=[settlement(total_ns=n * 1_000_000_000, ttft_ns=None) for n in range(1, 101)])
-    rolled_up(rated)
-    with transaction(rated) as books:
-        found = latencies(books, NOW - QUARTER, NOW + QUARTER, model=MODEL)
         nobody = latencies(books, NOW - QUARTER, NOW + QUARTER, tenant_id=uuid7())
-    assert 50 <= found.total.p50 <= 70, "the bucket of 50 to 70 seconds"
-    assert found.ttft.p50 is None
-    assert nobody.total.p99 is None
+    assert (nobody.total.counted, nobody.total.p99) == (0, None)
 
 
-@given(st.lists(st.integers(0, 2_000_000), min_size=1, max_size=50), st.sampled_from(["0.5", "0.95", "1"]))
-def test_a_quantile_lies_in_the_bucket_of_the_value_it_stands_for(milliseconds, share):
+def test_of_many_requests_quantiles_are_read_from_the_counts_and_say_so(rated, monkeypatch):
+    monkeypatch.setattr(trends, "EXACT_UP_TO", 99)
+    found = latencies_of(rated, range(1, 101), ttft_ns=None)
+    assert not found.exact
+    assert found.total.counted == 100
+    for share, shown in ((50, found.total.p50), (95, found.total.p95), (99, found.total.p99)):
+        assert abs(shown / share - 1) <= ERROR
+
+
+@pytest.mark.parametrize("exact_up_to", [0, 1_000])
+def test_times_of_tokens_are_of_streamed_requests_only(rated, monkeypatch, exact_up_to):
+    monkeypatch.setattr(trends, "EXACT_UP_TO", exact_up_to)
+    latencies_of(rated, [9], ttft_ns=9_000_000_000, tpot_ns=1)
+    found = latencies_of(rated, [9], ttft_ns=100_000_000, tpot_ns=20_000_000, origin=origin(stream=True))
+    assert found.exact == (exact_up_to > 0)
+    assert (found.queue.counted, found.ttft.counted, found.tpot.counted, found.total.counted) == (2, 1, 1, 2)
+    assert abs(found.ttft.p99 / Decimal("0.1") - 1) <= ERROR
+    assert abs(found.tpot.p50 / Decimal("0.02") - 1) <= ERROR
+
+
+@given(st.lists(st.integers(1, 999_999), min_size=1, max_size=50), st.sampled_from(["0.5", "0.95", "1"]))
+def test_a_quantile_is_within_its_error_of_the_value_it_stands_for(milliseconds, share):
     values = sorted(Decimal(ms) / 1000 for ms in milliseconds)
     counts = add([[int(n == sum(bound <= value for bound in BOUNDS)) for n in range(SIZE)] for value in values])
     wanted = values[math.ceil(len(values) * Decimal(share)) - 1]
-    place = sum(bound <= wanted for bound in BOUNDS)
-    low = BOUNDS[place - 1] if place else 0
-    high = BOUNDS[place] if place < len(BOUNDS) else low
-    assert low <= quantile(counts, Decimal(share)) <= high
+    assert abs(quantile(counts, Decimal(share)) / wanted - 1) <= ERROR
+
+
+def test_what_is_beyond_the_bounds_reads_as_the_bound():
+    assert quantile([1] + [0] * (SIZE - 1), Decimal(1)) == BOUNDS[0]
+    assert quantile([0] * (SIZE - 1) + [1], Decimal(1)) == BOUNDS[-1]
 
 
 def test_quarters_begin_where_every_time_zone_can_cut():

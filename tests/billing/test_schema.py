@@ -71,7 +71,7 @@ def test_two_upgrades_at_once_and_one_more_do_no_harm(empty_database_url):
     upgrade(empty_database_url)
     engine = open_database(empty_database_url)
     with transaction(engine) as connection:
-        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "0001"
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "0002"
         this_month = connection.scalar(text("SELECT to_regclass(:name)"), {"name": f"requests_{NOW:%Y_%m}"})
     engine.dispose()
     assert this_month is not None

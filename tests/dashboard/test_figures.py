@@ -39,7 +39,9 @@ def test_an_amount_reads_as_zero_only_when_it_is_zero(amount: Decimal):
 
 @given(amounts)
 def test_exact_money_keeps_every_digit(amount: Decimal):
-    assert Decimal(figures.exact_money(amount).removesuffix(" USD")) == amount
+    shown = figures.exact_money(amount)
+    assert Decimal(shown.replace("\N{MINUS SIGN}", "-").replace("$", "").replace(",", "")) == amount
+    assert "$" in shown, "money is written in one way"
 
 
 def test_an_absent_number_is_a_dash_and_not_a_zero():
