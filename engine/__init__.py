@@ -3,6 +3,7 @@
 protocol — the messages between processes, and the Redis keys
 names — attributes and metrics: every name that telemetry uses
 spool — what a producer of records has written and the recorder has not committed
+adoption — what dead producers left
 frames — the spool's file: frames that are whole or not there
 
 config — the knobs, and the worker's environment
@@ -34,7 +35,6 @@ exchange — one round trip to Redis between two steps
 inbox — jobs and aborts in
 outbox — events out
 owners — whether those who wait still live
-records — reports and intervals into the spool
 registration — name, lease and card
 loop — the worker's one loop
 threads — how many torch gets, and how they wait

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from typing import TextIO, cast
 
 import structlog
+
+
+class Lines:
+    """Standard error, where a line that cannot be written is dropped.
+
+    Logs often lie on the very disk that is full: who says so in a log must not die of it.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+LINES: TextIO = cast("TextIO", Lines())  # all that a logger needs of one
 
 
 def configure_logs(**context: str) -> None:
@@ -17,7 +38,7 @@ def configure_logs(**context: str) -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(LINES),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**context)

@@ -26,9 +26,9 @@ from engine.meter import unaccounted_ns
 from engine.metrics import Metrics
 from engine.outbox import Outbox
 from engine.owners import Owners
-from engine.protocol import Interval, Job, WorkerState
-from engine.records import Records
+from engine.protocol import Interval, Job, WorkerState, pack
 from engine.registration import Registration, ReplacedError
+from engine.spool import RecordProducer
 from engine.timeline import Span
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Loop:
         connection: redis.Redis,
         engine: Engine,
         registration: Registration,
-        records: Records,
+        records: RecordProducer,
         metrics: Metrics,
         stop: Stop,
         config: EngineConfig,
@@ -170,7 +170,7 @@ class Loop:
     def _put_out(self, output: StepOutput) -> None:
         self._outbox.put(output.plan.number if output.plan else 0, output.events)
         for ended in output.ended:
-            self._records.put(ended.report)
+            self._records.put(pack(ended.report))
             if self._tracing:
                 self._tracing.attempt(ended)
         self._metrics.step(output, self._engine)
@@ -196,11 +196,10 @@ class Loop:
     def _cut_when_due(self) -> None:
         if self._engine.meter.due(self._config.interval_s):
             self._cut()
-        self._records.write()
 
     def _cut(self, *, last: bool = False) -> None:
         interval = self._engine.meter.cut(last=last)
-        self._records.put(interval)
+        self._records.put(pack(interval))
         self._metrics.interval(interval)
         log.info("interval", **summary(interval))
 

@@ -5,7 +5,9 @@ Part of the engine's torch-free face, because workers and owners both produce re
 A record is appended to the file before it is sent, and forgotten when its number comes back from the recorder. A record
 whose stream entry is gone while its number has not come back was lost with Redis and is sent again; primary keys make a
 repetition harmless. A *held* record is one that shall be sent only if its producer dies: an owner holds a failed
-Settlement from the admission of a request until it appends the true one.
+Settlement from the admission of a request until it appends the true one. Room for the true one is taken from the disk
+together with the held one, so a full disk refuses admissions and never a settlement. What the disk refuses all the same
+is kept in memory, sent like all others, and written once there is room.
 
 The file survives kill -9 of its producer (it is not synced, so not a power cut). It is locked while its producer lives;
 a free lock means a dead producer, whose file the next producer in the folder adopts.
@@ -13,24 +15,23 @@ a free lock means a dead producer, whose file the next producer in the folder ad
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import redis
 import structlog
 
-from engine.frames import HELD, NO_KEY, RECORD, frame, frames, open_locked, write_whole
+from engine.adoption import SUFFIX, Adopted, adopt
+from engine.frames import HEADER_BYTES, HELD, NO_KEY, RECORD, FrameFile, frame
 from engine.protocol import DATA, PRODUCER, RECORDS, SEQ, committed_key
 
 log = structlog.get_logger()
 
 _COMPACT_BYTES: Final = 1 << 20
-_SUFFIX: Final = ".spool"
 _BATCH: Final = 500
 _TICK_S: Final = 0.5
 _RESEND_AFTER_S: Final = 5.0
@@ -44,16 +45,12 @@ class Entry:
     key: bytes
     payload: bytes
     held: bool
+    room: int = 0  # bytes of the file that are taken for it, or for what will replace it, and not written yet
     stream_id: bytes | None = None  # None: not sent yet
     sent_at: float = 0.0  # monotonic
 
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """A live record of a dead producer. ``held`` says that its producer never replaced it by the true one."""
-
-    payload: bytes
-    held: bool
+    def frame(self) -> bytes:
+        return frame(HELD if self.held else RECORD, self.seq, self.key, self.payload)
 
 
 class Spool:
@@ -63,32 +60,57 @@ class Spool:
         """Create and lock ``folder/producer.spool``. Raises OSError when the folder is not writable."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.producer = producer
-        self._path = folder / f"{producer}{_SUFFIX}"
-        self._file = open_locked(self._path)
+        self._file = FrameFile(folder / f"{producer}{SUFFIX}")
         self._entries: dict[int, Entry] = {}
         self._held: dict[bytes, int] = {}
+        self._unwritten: dict[int, Entry] = {}  # kept in memory: the disk has refused them
+        self._room = 0  # of all entries
         self._next = 1
-        self._bytes = 0
+        self._grows = True  # whether the disk took what was written last
         self._lock = threading.Lock()
 
     def append(self, payload: bytes, *, replaces: bytes = NO_KEY) -> int:
-        """Keep a record until it is committed; drops what was held under ``replaces``. Returns its number."""
-        with self._lock:
-            seq = self._write(RECORD, replaces, payload)
-            self._entries.pop(self._held.pop(replaces, 0), None)
-            return seq
+        """Keep a record until it is committed; drops what was held under ``replaces``. Returns its number.
 
-    def hold(self, key: bytes, payload: bytes) -> None:
-        """Keep a record that is sent only by an adopter, unless ``append(…, replaces=key)`` comes first."""
+        When the disk refuses it, it is kept in memory until ``write`` succeeds.
+        """
         with self._lock:
-            self._held[key] = self._write(HELD, key, payload)
+            held = self._entries.pop(self._held.pop(replaces, 0), None)
+            entry = self._entry(payload, replaces, held=False, room=held.room if held else 0)
+            self._entries[entry.seq] = self._unwritten[entry.seq] = entry
+            self._write_all()
+            return entry.seq
+
+    def hold(self, key: bytes, payload: bytes, *, room: int) -> None:
+        """Keep a record that is sent only by an adopter, unless ``append(…, replaces=key)`` comes first.
+
+        ``room``: at most so many bytes the replacing record will have. Raises OSError when the disk has no room for
+        both; then nothing is held.
+        """
+        with self._lock:
+            entry = self._entry(payload, key, held=True, room=room + HEADER_BYTES)
+            self._file.append(entry.frame(), spare=self._room + entry.room)
+            self._room += entry.room
+            self._entries[entry.seq] = entry
+            self._held[key] = entry.seq
 
     def commit(self, numbers: Iterable[int]) -> None:
         """Forget records. Unknown numbers are ignored: a commit may be told twice."""
         with self._lock:
             for number in numbers:
-                self._entries.pop(number, None)
+                if entry := self._entries.pop(number, None):
+                    self._room -= entry.room
+                    self._unwritten.pop(number, None)
             self._compact()
+
+    def write(self) -> None:
+        """Try again what the disk has refused."""
+        with self._lock:
+            self._write_all()
+
+    def unwritten(self) -> int:
+        with self._lock:
+            return len(self._unwritten)
 
     def unsent(self, limit: int) -> list[Entry]:
         with self._lock:
@@ -107,45 +129,64 @@ class Spool:
     def close(self) -> None:
         """Release the lock; the file goes if nothing in it is alive, else the next producer adopts it."""
         with self._lock:
+            self._write_all()
+            if self._unwritten:
+                unsent = sum(entry.stream_id is None for entry in self._unwritten.values())
+                log.error("records lost: the disk has no room", records=len(self._unwritten), never_sent=unsent)
             if not self._entries:
-                self._path.unlink(missing_ok=True)
+                self._file.empty()
             self._file.close()
 
-    def _write(self, kind: int, key: bytes, payload: bytes) -> int:
-        seq = self._next
+    def _entry(self, payload: bytes, key: bytes, *, held: bool, room: int) -> Entry:
         self._next += 1
-        entry = Entry(seq=seq, key=key, payload=payload, held=kind == HELD)
-        data = _frame(entry)
-        write_whole(self._file, data, size=self._bytes)
-        self._bytes += len(data)
-        self._entries[seq] = entry
-        return seq
+        return Entry(seq=self._next - 1, key=key, payload=payload, held=held, room=room)
+
+    def _write_all(self) -> None:
+        """Write what is in memory only, oldest first, as far as there is room."""
+        try:
+            for entry in list(self._unwritten.values()):
+                self._file.append(entry.frame(), spare=self._room - entry.room)
+                self._room -= entry.room
+                entry.room = 0
+                del self._unwritten[entry.seq]
+        except OSError as error:
+            self._refused("records wait for the disk", error)
+        else:
+            self._grows = True
 
     def _compact(self) -> None:
-        if not self._entries:
-            if self._bytes:
-                self._file.truncate(0)
-                self._bytes = 0
+        """Make the file small again. When the disk refuses that, it stays as it was."""
+        try:
+            if not self._entries:
+                self._file.empty()
+            elif self._file.size >= _COMPACT_BYTES:
+                self._rewrite()
+        except OSError as error:
+            self._refused("spool not compacted", error)
+
+    def _rewrite(self) -> None:
+        live = b"".join(entry.frame() for entry in self._entries.values())
+        if len(live) * 2 > self._file.size:
             return
-        if self._bytes < _COMPACT_BYTES:
-            return
-        live = b"".join(_frame(entry) for entry in self._entries.values())
-        if len(live) * 2 > self._bytes:
-            return
-        fresh_path = self._path.with_suffix(".new")
-        fresh = open_locked(fresh_path)
-        write_whole(fresh, live, size=0)
-        fresh_path.rename(self._path)
-        self._file.close()
-        self._file = fresh
-        self._bytes = len(live)
+        spare = self._room - sum(entry.room for entry in self._unwritten.values())
+        self._file.rewrite(live, spare=spare)
+        self._room = spare
+        for entry in self._unwritten.values():
+            entry.room = 0
+        self._unwritten.clear()
+
+    def _refused(self, what: str, error: OSError) -> None:
+        """Say it once, not with every record."""
+        if self._grows:
+            log.error(what, producer=self.producer, unwritten=len(self._unwritten), error=type(error).__name__)
+        self._grows = False
 
 
 class RecordProducer:
     """Sends the records of one producer to the records stream from a thread of its own.
 
     ``put`` and ``hold`` only append to the file, so they never wait for Redis. While Redis is away records gather in
-    the spool and are sent when it is back.
+    the spool and are sent when it is back. While the disk is full they are sent from memory.
     """
 
     def __init__(self, connection: redis.Redis, folder: Path, producer: str) -> None:
@@ -165,16 +206,23 @@ class RecordProducer:
 
         ``revive`` gets the payload of a record that a dead producer held and returns what shall be sent in its place.
         """
-        adopted = adopt(self._folder, lambda r: self.put(revive(r.payload) if r.held else r.payload))
+
+        def take(record: Adopted) -> bool:
+            self.put(revive(record.payload) if record.held else record.payload)
+            return not self._spool.unwritten()
+
+        adopted = adopt(self._folder, take)
         self._thread.start()
         return adopted
 
     def put(self, payload: bytes, *, replaces: bytes = NO_KEY) -> None:
+        """Never raises: what the disk refuses is kept in memory, sent, and written as soon as there is room."""
         self._spool.append(payload, replaces=replaces)
         self._wake.set()
 
-    def hold(self, key: bytes, payload: bytes) -> None:
-        self._spool.hold(key, payload)
+    def hold(self, key: bytes, payload: bytes, *, room: int) -> None:
+        """See ``Spool.hold``. Raises OSError when there is no room."""
+        self._spool.hold(key, payload, room=room)
 
     def uncommitted(self) -> int:
         return self._spool.uncommitted()
@@ -197,6 +245,7 @@ class RecordProducer:
             self._wake.wait(timeout=_TICK_S)
             self._wake.clear()
             try:
+                self._spool.write()
                 while self._send_some():
                     pass
                 self._learn_commits()
@@ -205,6 +254,9 @@ class RecordProducer:
                     self._resend_lost()
             except redis.RedisError as error:
                 log.warning("records wait for redis", producer=self.producer, error=type(error).__name__)
+                time.sleep(_TICK_S)
+            except Exception as error:  # whose thread ends here never sends again, and nobody would know
+                log.exception("sending records failed", producer=self.producer, error=type(error).__name__)
                 time.sleep(_TICK_S)
 
     def _send_some(self) -> bool:
@@ -241,45 +293,3 @@ class RecordProducer:
         for entry in lost:
             if entry.seq in alive:
                 entry.stream_id = None
-
-
-def _frame(entry: Entry) -> bytes:
-    return frame(HELD if entry.held else RECORD, entry.seq, entry.key, entry.payload)
-
-
-def _adopt_files(folder: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        try:
-            file = open_locked(path, os.O_RDWR | os.O_APPEND)
-        except (BlockingIOError, FileNotFoundError):
-            continue  # its producer lives, or another adopter was faster
-        with file:
-            if os.fstat(file.fileno()).st_ino == path.stat().st_ino:  # else compaction has just replaced it
-                yield path, file
-
-
-def adopt(folder: Path, take: Callable[[Adopted], None]) -> int:
-    """Give every live record of dead producers in ``folder`` to ``take``, oldest first, and remove their files.
-
-    A file goes only after all of it was taken, so a crash in between repeats records and loses none. Records that were
-    already committed may be among them. Returns how many were taken.
-    """
-    count = 0
-    for path, file in _adopt_files(folder):
-        for record in _live_records(file.read()):
-            take(record)
-            count += 1
-        path.unlink()
-    return count
-
-
-def _live_records(data: bytes) -> list[Adopted]:
-    held: dict[bytes, bytes] = {}
-    records: list[Adopted] = []
-    for kind, key, payload in frames(data):
-        if kind == HELD:
-            held[key] = payload
-        else:
-            held.pop(key, None)
-            records.append(Adopted(payload=payload, held=False))
-    return records + [Adopted(payload=payload, held=True) for payload in held.values()]

@@ -28,7 +28,6 @@ from engine.loop import PAUSE_S, Exit, Loop, Stop
 from engine.meter import Identity, Meter
 from engine.metrics import Metrics
 from engine.protocol import WorkerCard, WorkerState
-from engine.records import Records
 from engine.registration import Registration
 from engine.spool import RecordProducer
 from engine.threads import prepare_threads
@@ -96,7 +95,7 @@ class Worker:
                 connection=self._redis,
                 engine=Engine(loaded.runner, meter, loaded.engine),
                 registration=self._registration,
-                records=Records(self._producer),
+                records=self._producer,
                 metrics=Metrics(config.model_name, name),
                 stop=self._stop,
                 config=loaded.engine,

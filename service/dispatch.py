@@ -41,7 +41,7 @@ from engine.protocol import (
 from engine.spool import RecordProducer
 from service.admission import Admission, Cause, Granted, Refused
 from service.desk import UnavailableError
-from service.generation import Generation
+from service.generation import MAX_ATTEMPTS, Generation
 from service.loops import end, for_ever
 from service.order import Order
 from service.settings import Settings
@@ -176,7 +176,9 @@ class Dispatch:
         generation.origin = msgspec.structs.replace(generation.origin, boot_seq=number)
         order = generation.order
         record = provisional(order, generation.origin, generation.facts.attempts)
-        self._producer.hold(order.request_id.bytes, pack(record))
+        payload = pack(record)
+        # The true one differs by some numbers and by further attempts, each shorter than all of this.
+        self._producer.hold(order.request_id.bytes, payload, room=(MAX_ATTEMPTS + 1) * len(payload))
         self._numbered = number  # only now: a number without a record would be a gap
 
     def card(self, worker: str) -> WorkerCard | None:
@@ -203,10 +205,7 @@ class Dispatch:
         ended = generation.ended or failed(Failure.INTERNAL)
         order = generation.order
         record = settle(order, generation.origin, ended, generation.facts, generation.delivery)
-        try:
-            self._producer.put(pack(record), replaces=order.request_id.bytes)
-        except OSError as error:
-            log.error("settlement not written", request_id=str(order.request_id), error=type(error).__name__)  # noqa: TRY400  # no traceback needed
+        self._producer.put(pack(record), replaces=order.request_id.bytes)
         self._observe(generation, record)
 
     async def _forget(self, generation: Generation) -> None:
@@ -219,11 +218,12 @@ class Dispatch:
                 await asyncio.sleep(_PAUSE_S)
                 continue
             if worker:
-                generation.run_on(worker)
-                self.enter(generation)
-                generation.ended = failed(Failure.ADMISSION_UNKNOWN)
                 await self.abort(worker, Abort(request_id=request_id, attempt=1, reason=AbortReason.OWNER_FAILED))
-                self.book(generation)
+                generation.run_on(worker)
+                generation.ended = failed(Failure.ADMISSION_UNKNOWN)
+                with contextlib.suppress(OSError):  # no room: the sweeper settles it
+                    self.enter(generation)
+                    self.book(generation)
             return
 
     def _holding(self) -> list[Generation]:

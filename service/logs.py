@@ -7,6 +7,7 @@ import sys
 
 import structlog
 
+from engine.logs import LINES
 from engine.protocol import Settlement
 
 log = structlog.get_logger()
@@ -21,7 +22,7 @@ def configure() -> None:
             _short_exceptions,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(LINES),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_Forward()], level=logging.WARNING, force=True)

@@ -35,7 +35,6 @@ from engine.protocol import (
     tokenizer_key,
     unpack_events,
 )
-from engine.records import Records
 from engine.registration import Registration
 from engine.spool import RecordProducer
 from engine.timeline import Span, Timeline
@@ -133,7 +132,7 @@ def running(
         connection=connection,
         engine=engine,
         registration=registration,
-        records=Records(producer),
+        records=producer,
         metrics=Metrics("m", "host/worker-0", registry),
         stop=stop,
         config=config,
