@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Arithmetic(StrEnum):
-    """Measured on a CPU in docs/decisions/0007; a GPU multiplies in its own number format."""
+    """Measured on a CPU in docs/decisions/0008; a GPU multiplies in its own number format."""
 
     AUTO = "auto"  # float32 on the CPU; the device's own format elsewhere
     FP32 = "fp32"

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2404.00456, does the same to whole models).
 
 Without VNNI, AVX2 adds two neighbouring products of an unsigned and a signed byte in 16 bits, saturating. FBGEMM leaves
 it to the caller to avoid that, as a rule by seven bits for activations. Here they have 191 steps, and weights of one
-sign that are neighbours sum up to at most 171: 191 · 171 fits. Measured in docs/decisions/0007.
+sign that are neighbours sum up to at most 171: 191 · 171 fits. Measured in docs/decisions/0008.
 """
 
 from __future__ import annotations

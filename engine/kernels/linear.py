@@ -1,7 +1,7 @@
 """Linear layers: y = x · Wᵀ + b, in the form that is quickest on the device, or that was asked for.
 
 On the CPU oneDNN multiplies by weights that were laid out for it once; with 8 to 32 rows, as decoding has, that is
-about twice as fast as an ordinary matrix product. Weights in fewer bits: docs/decisions/0007.
+about twice as fast as an ordinary matrix product. Weights in fewer bits: docs/decisions/0008.
 """
 
 from __future__ import annotations
