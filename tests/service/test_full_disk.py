@@ -69,6 +69,9 @@ def test_what_even_the_reserve_does_not_take_is_sent_from_memory(settings, keyri
             await api.knows()
             asked = asyncio.create_task(client.post(PATH, json=BODY))
             job = await worker.jobs.get()
+            async with asyncio.timeout(5):
+                while not any(file.stat().st_size for file in settings.spool.iterdir()):
+                    await asyncio.sleep(0.01)  # the worker may have it before the spool has
             with full_disk(0):
                 await finish(worker, job)
                 assert (await asked).status_code == 200
