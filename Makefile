@@ -23,7 +23,7 @@ up: $(VENV)/.run ## Install what is missing, then run the whole system on this m
 	@exec $(BIN)/pennyweight up $(ARGS)
 
 test: $(VENV)/.dev ## Run the tests; under ten minutes on two cores
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes each
 	$(BIN)/pytest -m slow $(ARGS)

@@ -38,7 +38,7 @@ def add(histograms: Iterable[Sequence[int]]) -> list[int]:
 def quantile(counts: Sequence[int], share: Decimal) -> Decimal | None:
     """The value that ``share`` of the counted are at or below, within ERROR; None if none was counted.
 
-    It is the geometric middle of the value's bucket, to three digits. Below the first bound and from the last one on it
+    It is the geometric middle of the value's bucket, to four digits. Below the first bound and from the last one on it
     is that bound.
     """
     wanted = share * sum(counts)
@@ -47,5 +47,5 @@ def quantile(counts: Sequence[int], share: Decimal) -> Decimal | None:
         below += count
         if count and below >= wanted:
             low, high = BOUNDS[max(n - 1, 0)], BOUNDS[min(n, len(BOUNDS) - 1)]
-            return Decimal(f"{(low * high).sqrt():.3g}")
+            return Decimal(f"{(low * high).sqrt():.4g}")
     return None

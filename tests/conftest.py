@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 import redis
@@ -27,6 +28,9 @@ from service.home.postgres import Postgres
 from service.home.valkey import Valkey
 
 TEMPLATE = "template_pennyweight"
+
+hypothesis.settings.register_profile("no timing gates", deadline=None)
+hypothesis.settings.load_profile("no timing gates")
 
 
 @pytest.fixture(scope="session", autouse=True)

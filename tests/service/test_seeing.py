@@ -149,19 +149,20 @@ def test_metrics_tell_requests_tokens_and_refusals(settings, keyring, redis_url)
     async def main():
         async with ScriptedWorker(redis_url) as _, serve(settings) as api:
             await api.knows()
-            async with api.client(keyring.key(rpm=1)) as client:
+            async with api.client(keyring.key(rpm=2)) as client:
                 before = numbers((await client.get("/metrics")).text)
-                await client.post(CHAT, json=HELLO)
-                await client.post(CHAT, json=HELLO)
+                for stream in (True, False, False):
+                    await client.post(CHAT, json={**HELLO, "stream": stream})
                 await api.idle()
                 after = numbers((await client.get("/metrics")).text)
         grown = {name: after[name] - before.get(name, 0) for name in after}
         labels = f'endpoint="{CHAT}",model="{MODEL}",status="completed"'
-        assert grown[f"pennyweight_requests_total{{{labels}}}"] == 1
-        assert grown[f'pennyweight_tokens_total{{kind="billed",model="{MODEL}"}}'] == 21
+        assert grown[f"pennyweight_requests_total{{{labels}}}"] == 2
+        assert grown[f'pennyweight_tokens_total{{kind="billed",model="{MODEL}"}}'] == 42
         assert grown['pennyweight_refusals_total{cause="key_requests"}'] == 1
         assert grown[f'pennyweight_http_requests_total{{endpoint="{CHAT}",status="429"}}'] == 1
-        assert any(name.startswith("gen_ai_server_time_to_first_token_seconds_count") for name in grown)
+        first = [n for name, n in grown.items() if name.startswith("gen_ai_server_time_to_first_token_seconds_count")]
+        assert sum(first) == 1, "of the streamed one: the other came in one piece"
 
     asyncio.run(main())
 
