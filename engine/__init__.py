@@ -1,6 +1,7 @@
 """Token ids in, token ids out.
 
-protocol — the messages between processes, and the Redis keys
+protocol — the messages between processes
+keys — the Redis keys that they travel on
 names — attributes and metrics: every name that telemetry uses
 spool — what a producer of records has written and the recorder has not committed
 adoption — what dead producers left

@@ -14,7 +14,8 @@ import msgspec
 import structlog
 
 from engine.exchange import Exchange
-from engine.protocol import DATA, Inbound, inbox_key, unpack_inbound
+from engine.keys import DATA, inbox_key
+from engine.protocol import Inbound, unpack_inbound
 
 log = structlog.get_logger()
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Final
 
 from engine.exchange import Exchange
-from engine.protocol import DATA, Event, EventBatch, events_key, pack
+from engine.keys import DATA, events_key
+from engine.protocol import Event, EventBatch, pack
 
 # A stream's length is bounded, so that a dead owner's cannot fill Redis. A living one reads within a step or two.
 _LONGEST: Final = 65_536

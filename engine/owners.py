@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from engine.exchange import Exchange
-from engine.protocol import lease_key
+from engine.keys import lease_key
 
 _EVERY_S: Final = 1.0
 # An emptied Redis takes all leases at once; the living write theirs again within a quarter of one.

@@ -16,16 +16,8 @@ import redis
 import structlog
 
 from engine.exchange import Exchange
-from engine.protocol import (
-    WORKERS,
-    WorkerCard,
-    WorkerState,
-    inbox_key,
-    incumbent_key,
-    lease_key,
-    pack,
-    tokenizer_key,
-)
+from engine.keys import WORKERS, inbox_key, incumbent_key, lease_key, tokenizer_key
+from engine.protocol import WorkerCard, WorkerState, pack
 
 log = structlog.get_logger()
 

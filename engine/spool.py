@@ -27,7 +27,7 @@ import structlog
 
 from engine.adoption import SUFFIX, Adopted, adopt
 from engine.frames import HEADER_BYTES, HELD, NO_KEY, RECORD, FrameFile, frame
-from engine.protocol import DATA, PRODUCER, RECORDS, SEQ, committed_key
+from engine.keys import DATA, PRODUCER, RECORDS, SEQ, committed_key
 
 log = structlog.get_logger()
 

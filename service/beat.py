@@ -15,7 +15,7 @@ import structlog
 from celery import Celery
 from celery.beat import Scheduler, Service
 
-from engine.protocol import PREFIX
+from engine.keys import PREFIX
 
 log = structlog.get_logger()
 

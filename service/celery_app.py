@@ -23,7 +23,7 @@ from celery.platforms import SecurityWarning
 from celery.signals import setup_logging, worker_shutting_down
 from prometheus_client import Counter, Histogram
 
-from engine.protocol import PREFIX
+from engine.keys import PREFIX
 from service.beat import Beat
 
 log = structlog.get_logger()

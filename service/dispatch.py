@@ -25,19 +25,8 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import RedisError
 
 from billing.ids import uuid7
-from engine.protocol import (
-    DATA,
-    Abort,
-    AbortReason,
-    Job,
-    Settlement,
-    WorkerCard,
-    events_key,
-    inbox_key,
-    lease_key,
-    pack,
-    unpack_events,
-)
+from engine.keys import DATA, events_key, inbox_key, lease_key
+from engine.protocol import Abort, AbortReason, Job, Settlement, WorkerCard, pack, unpack_events
 from engine.spool import RecordProducer
 from service.admission import Admission, Cause, Granted, Refused
 from service.desk import UnavailableError

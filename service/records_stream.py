@@ -10,7 +10,7 @@ from typing import Any, Final
 import redis
 import structlog
 
-from engine.protocol import DATA, DEAD_LETTERS, PRODUCER, RECORDER_GROUP, RECORDS, SEQ, committed_key
+from engine.keys import DATA, DEAD_LETTERS, PRODUCER, RECORDER_GROUP, RECORDS, SEQ, committed_key
 
 log = structlog.get_logger()
 

@@ -16,7 +16,8 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from engine.protocol import WORKERS, WorkerCard, WorkerState, lease_key, tokenizer_key, unpack_card
+from engine.keys import WORKERS, lease_key, tokenizer_key
+from engine.protocol import WorkerCard, WorkerState, unpack_card
 from service.admission import Candidate
 from service.text import Text
 

@@ -21,7 +21,8 @@ from billing.batches import Batch, cancel_batch, find_batch, outputs, start_batc
 from billing.contents import Seal, SealError
 from billing.keys import Scope, authenticate, list_keys
 from billing.tenants import tenant_id_of
-from engine.protocol import WORKERS, unpack_card
+from engine.keys import WORKERS
+from engine.protocol import unpack_card
 from service.batch.file import BatchFile, BatchFileError, read_batch
 from service.celery_app import connect
 from service.cli.terminal import books, say_next

@@ -13,7 +13,8 @@ from typing import Final
 import click
 import redis
 
-from engine.protocol import RECORDER_GROUP, RECORDS, WORKERS, WorkerState, lease_key, unpack_card
+from engine.keys import RECORDER_GROUP, RECORDS, WORKERS, lease_key
+from engine.protocol import WorkerState, unpack_card
 from service.settings import Settings
 
 _TIMEOUT_S: Final = 5.0

@@ -10,7 +10,8 @@ from typing import Final
 
 import redis
 
-from engine.protocol import PREFIX, RECORDER_GROUP, RECORDS, WORKERS, WorkerCard, WorkerState, lease_key, unpack_card
+from engine.keys import PREFIX, RECORDER_GROUP, RECORDS, WORKERS, lease_key
+from engine.protocol import WorkerCard, WorkerState, unpack_card
 
 _ASK_S: Final = 1.0
 BEAT_LEAD: Final = PREFIX + "beat"  # as service.beat.LEAD_KEY, whose module would import Celery here

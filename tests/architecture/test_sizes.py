@@ -7,8 +7,8 @@ from tests.architecture.source import PACKAGES, modules, name
 FILE_LINES = 300
 FUNCTION_LINES = 60
 LONG_FILES = {
-    "engine/protocol.py": 427,  # the contract of the whole system is one file on purpose
-    "service/dispatch.py": 335,
+    "engine/protocol.py": 384,  # every message of the system in one file, on purpose
+    "service/dispatch.py": 324,
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 

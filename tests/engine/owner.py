@@ -8,10 +8,8 @@ from typing import TypeVar
 
 import redis
 
+from engine.keys import DATA, RECORDS, WORKERS, events_key, inbox_key, lease_key
 from engine.protocol import (
-    DATA,
-    RECORDS,
-    WORKERS,
     Abort,
     AttemptReport,
     Event,
@@ -19,9 +17,6 @@ from engine.protocol import (
     Interval,
     Job,
     WorkerCard,
-    events_key,
-    inbox_key,
-    lease_key,
     pack,
     unpack_card,
     unpack_events,

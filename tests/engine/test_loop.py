@@ -14,27 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.keys import DATA, WORKERS, events_key, inbox_key, incumbent_key, lease_key, tokenizer_key
 from engine.loop import Exit, Loop, Stop
 from engine.meter import Identity, Meter, unaccounted_ns
 from engine.metrics import Metrics
-from engine.protocol import (
-    DATA,
-    WORKERS,
-    Abort,
-    AbortReason,
-    FinishReason,
-    Job,
-    Outcome,
-    WorkerCard,
-    WorkerState,
-    events_key,
-    inbox_key,
-    incumbent_key,
-    lease_key,
-    pack,
-    tokenizer_key,
-    unpack_events,
-)
+from engine.protocol import Abort, AbortReason, FinishReason, Job, Outcome, WorkerCard, WorkerState, pack, unpack_events
 from engine.registration import Registration
 from engine.spool import RecordProducer
 from engine.timeline import Span, Timeline

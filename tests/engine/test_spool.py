@@ -13,7 +13,7 @@ import redis
 import structlog
 
 from engine.adoption import Adopted, adopt
-from engine.protocol import DATA, RECORDS, SEQ, committed_key
+from engine.keys import DATA, RECORDS, SEQ, committed_key
 from engine.spool import RecordProducer, Spool
 from tests.full_disk import full_disk
 

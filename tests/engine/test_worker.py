@@ -15,20 +15,9 @@ from uuid import UUID
 
 import pytest
 
+from engine.keys import inbox_key, incumbent_key, lease_key, tokenizer_key
 from engine.meter import unaccounted_ns
-from engine.protocol import (
-    Abort,
-    AbortReason,
-    FinishReason,
-    Job,
-    Outcome,
-    WorkerCard,
-    WorkerState,
-    inbox_key,
-    incumbent_key,
-    lease_key,
-    tokenizer_key,
-)
+from engine.protocol import Abort, AbortReason, FinishReason, Job, Outcome, WorkerCard, WorkerState
 from service.home.children import Guard
 from service.home.ports import free_port
 from service.home.valkey import Valkey

@@ -20,7 +20,8 @@ import uvicorn
 from billing.database import open_database, transaction
 from billing.keys import Scope, create_key
 from billing.tenants import Limits, add_tenant
-from engine.protocol import DATA, PRODUCER, RECORDS, SEQ, Settlement, committed_key, unpack_record
+from engine.keys import DATA, PRODUCER, RECORDS, SEQ, committed_key
+from engine.protocol import Settlement, unpack_record
 from service.app import create_app
 from service.protocol import BoundedProtocol
 from service.settings import Settings

@@ -17,12 +17,19 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.protocol import (
+from engine.keys import (
     DATA,
     PRODUCER,
     RECORDS,
     SEQ,
     WORKERS,
+    events_key,
+    inbox_key,
+    incumbent_key,
+    lease_key,
+    tokenizer_key,
+)
+from engine.protocol import (
     Abort,
     AbortReason,
     AttemptReport,
@@ -34,12 +41,7 @@ from engine.protocol import (
     Outcome,
     WorkerCard,
     WorkerState,
-    events_key,
-    inbox_key,
-    incumbent_key,
-    lease_key,
     pack,
-    tokenizer_key,
     unpack_inbound,
 )
 

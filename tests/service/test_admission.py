@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from engine.protocol import Job, Origin, Sampling, inbox_key, lease_key
+from engine.keys import inbox_key, lease_key
+from engine.protocol import Job, Origin, Sampling
 from service.admission import Admission, Candidate, Cause, Granted, Refused, Scope, beginning
 from tests.service.conftest import NOTHING, held
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from engine.protocol import RECORDS, Event, FinishReason
+from engine.keys import RECORDS
+from engine.protocol import Event, FinishReason
 from service.completion import Completion, joined
 from service.text import Text
 from service.vocabulary import Vocabulary

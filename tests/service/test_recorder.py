@@ -16,23 +16,8 @@ from sqlalchemy import text
 
 from billing.database import open_database, transaction
 from billing.ids import uuid7
-from engine.protocol import (
-    DATA,
-    DEAD_LETTERS,
-    PRODUCER,
-    RECORDER_GROUP,
-    RECORDS,
-    SEQ,
-    AttemptReport,
-    AttemptSeen,
-    Interval,
-    Origin,
-    Outcome,
-    Settlement,
-    Status,
-    committed_key,
-    pack,
-)
+from engine.keys import DATA, DEAD_LETTERS, PRODUCER, RECORDER_GROUP, RECORDS, SEQ, committed_key
+from engine.protocol import AttemptReport, AttemptSeen, Interval, Origin, Outcome, Settlement, Status, pack
 from engine.spool import RecordProducer
 from service import recorder_metrics
 from service.recorder import Recorder
